@@ -124,6 +124,8 @@ class Run:
                     self._save()
             if not files.has_checkpoint(settings.out):  # of a finished run, only the state was left
                 files.write_checkpoint(settings.out, self._trainee)
+        config = {"method": self._method, "model": str(settings.out)}
+        tqdm.write(f"the draft is in {str(settings.out)!r}: LLM({settings.target!r}, speculative_config={config})")
 
     @contextmanager
     def _reporting_interrupts(self) -> Iterator[None]:

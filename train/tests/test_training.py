@@ -329,7 +329,7 @@ class TestWhatIsWrongIsExplained:
                 speculative_config={"method": "eagle3", "model": str(tmp_path / "out")})  # fmt: skip
 
 
-def test_the_command_has_the_recipes_options(specs, folder, tmp_path):
+def test_the_command_has_the_recipes_options(specs, folder, tmp_path, capsys):
     command = command_of(specs["eagle3"])
     command.main(
         [
@@ -339,6 +339,10 @@ def test_the_command_has_the_recipes_options(specs, folder, tmp_path):
         ],
         standalone_mode=False,
     )
+    out = str(tmp_path / "out")
+    last = capsys.readouterr().out.splitlines()[-1]
+    use = {"method": "eagle3", "model": out}
+    assert last == f"the draft is in {out!r}: LLM({str(folder / 'target')!r}, speculative_config={use})"
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["draft_vocab_size"], config["eagle_aux_hidden_state_layer_ids"]) == (30, [0])
 

@@ -296,6 +296,7 @@ KEYWORDS = [
      "and tokenizer_mode='slow' and tokenizer_revision='v2' would choose one: leave out the one or the other"),
     ({"plugins": []}, ConfigError, r"plugins=\[\] must be what Plugins.load\(\) returns"),
     ({"model": ["tiny"]}, ConfigError, r"model=\['tiny'\] must be a folder or a name"),
+    ({"model": __file__}, ConfigError, "cannot be read: it is a file. Give a folder with"),
     ({"model": "no/such"}, ConfigError, r"model='no/such' cannot be read.* or an embedded model \(tiny\)"),
 ]  # fmt: skip
 
@@ -312,6 +313,9 @@ SPECULATION = [
     ("ngram", ConfigError, "speculative_config='ngram' must be a dict such as"),
     ([("method", "ngram")], ConfigError, "must be a dict such as"),
     ({}, ConfigError, r"names no method \(method=None\): give one that `spec-decode plugins` lists"),
+    ({"metod": "medusa"}, ConfigError, "names no method, but has a key 'metod': did you mean 'method'?"),
+    ({"modle": "x", "draft": 1}, ConfigError, "names no method, but has a key 'modle': did you mean 'model'?"),
+    ({"model": __file__}, ConfigError, "the draft model '.*' is a file: give the folder that has it and its conf"),
     ({**NGRAM, "method": ["ngram"]}, ConfigError, "names no method"),
     ({**NGRAM, "method": "ngrm"}, PluginError, "unknown proposer 'ngrm'. Did you mean 'ngram'"),
     ({"method": "ngram"}, ConfigError, "no num_speculative_tokens: give the number"),

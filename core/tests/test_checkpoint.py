@@ -90,7 +90,7 @@ FAULTS: dict[str, tuple[Callable[[Tensors], Any], str]] = {
         "quantized, or no .*: norm.weight torch.float8_e4m3fn",
     ),
     "nan": (_set("norm.weight", torch.tensor([0.0, torch.nan])), "not finite in norm.weight"),
-    "too large": (_set("fc.bias", torch.tensor([0.0, 1e39], dtype=torch.float64)), "cannot hold in first.bias"),
+    "too large": (_set("fc.bias", torch.tensor([0.0, 1e39], dtype=torch.float64)), "cannot hold in fc.bias"),
 }
 
 

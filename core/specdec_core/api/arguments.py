@@ -26,7 +26,7 @@ from specdec_core.engine import build
 from specdec_core.engine.build import Design
 from specdec_core.engine.draft_kind import explain_draft_kind, explain_target_kind, refuse_other_kind
 from specdec_core.engine.plugin_errors import blaming
-from specdec_core.errors import NAMES_NO_DRAFT, ConfigError, PluginError
+from specdec_core.errors import NAMES_NO_DRAFT, ConfigError, PluginError, nearest
 from specdec_core.models.checkpoint import Checkpoint
 from specdec_core.models.embedded import resolve_model
 from specdec_core.models.load import ModelSource, find_device, load_config
@@ -37,6 +37,9 @@ logger = logging.getLogger(__name__)
 
 DRAFTS = "drafts"
 """A subfolder of a target's folder: it has a draft checkpoint per method, each in a folder of the method's name."""
+
+MAIN_KEYS = ("method", "model")
+"""Keys of speculative_config, of which one must be given."""
 
 
 @frozen(eq=False)
@@ -170,6 +173,11 @@ def speculative_mapping(mapping: Any, names_method: Callable[[str], bool] = lamb
     if method is None and names_checkpoint(plain.get("model")):
         return {key: value for key, value in plain.items() if key != "method"}
     if not isinstance(method, str):
+        for key in plain:
+            if key not in MAIN_KEYS and (near := nearest(str(key), MAIN_KEYS)):
+                raise ConfigError(
+                    f"speculative_config names no method, but has a key {shown(key)}: did you mean {near!r}?"
+                )
         raise ConfigError(
             f"speculative_config names no method (method={shown(method)}): give one that `spec-decode plugins` lists"
         )

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from os.path import isdir
+from os.path import isdir, isfile
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any, TypeVar
@@ -166,7 +166,8 @@ class Checkpoint:
         self.check_shapes(module, rename)
         names = {published: name for published in self.shapes if (name := rename(published)) is not None}
         ours = {names[published]: tensor for published, tensor in self.load(names).items()}
-        wrong = sorted(f"{name} {each.dtype}" for name, each in ours.items() if each.dtype not in DTYPES)
+        publish = {name: published for published, name in names.items()}
+        wrong = sorted(f"{publish[name]} {each.dtype}" for name, each in ours.items() if each.dtype not in DTYPES)
         if wrong:
             raise CompatibilityError(
                 f"the draft {self.name!r} has weights that are quantized, or no floating-point numbers: "
@@ -180,7 +181,7 @@ class Checkpoint:
             fits = all(ours[name].isfinite().all() for name in infinite if name in ours)
             raise CompatibilityError(
                 f"the draft {self.name!r} has numbers that {f'{dtype} cannot hold' if fits else 'are not finite'} in "
-                f"{', '.join(infinite[:MOST_FAULTS])}: "
+                f"{', '.join(publish.get(name, name) for name in infinite[:MOST_FAULTS])}: "
                 + ("use a dtype of a larger range, such as bfloat16" if fits else "download or save it again")
             )
 
@@ -195,7 +196,8 @@ class Checkpoint:
             needed = ", ".join(self.weight_files)
             raise ConfigError(
                 f"there are no weights in {self.name!r}: one of {needed} must be there, or a single file of another "
-                f"name that ends in {' or '.join(SUFFIXES)}"
+                f"name that ends in {' or '.join(SUFFIXES)}. Methods whose files have other names find them only if "
+                f"`method` is given"
             )
         if not found.name.endswith(".index.json"):
             return [found]
@@ -244,6 +246,8 @@ class Checkpoint:
         """Return the path of the first of these files that the checkpoint has, after downloading the file if necessary.
         None if the checkpoint has none of the files."""
         refuse_revision(self.name, "model", "revision", self.revision)
+        if isfile(self.name):
+            raise ConfigError(f"the draft model {self.name!r} is a file: give the folder that has it and its {CONFIG}")
         if isdir(self.name):
             return next(filter(Path.is_file, (Path(self.name, file_name) for file_name in file_names)), None)
         if why := unreachable(self.name, *file_names, revision=self.revision):

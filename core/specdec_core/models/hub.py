@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from os.path import exists
+from os.path import exists, isfile
 
 from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.errors import FileMetadataError, HfHubHTTPError, HFValidationError
@@ -11,11 +11,14 @@ from specdec_core.errors import reason
 
 
 def require(name: str, *file_names: str, revision: str | None = None) -> None:
-    """Raise FileNotFoundError if a checkpoint is neither a folder nor available from the model hub.
+    """Raise FileNotFoundError if a checkpoint is neither a folder nor available from the model hub, NotADirectoryError
+    if it is a file.
 
     name: a folder, or a name on the model hub.
     file_names: the checkpoint has at least one of these files.
     """
+    if isfile(name):
+        raise NotADirectoryError("it is a file")
     if why := unreachable(name, *file_names, revision=revision):
         raise FileNotFoundError(f"there is no such folder, and {why}")
 

@@ -149,8 +149,8 @@ def test_heads_that_do_not_fit_are_refused(name, target, tmp_path):
         (SOME, put("token_map", torch.zeros(20, dtype=torch.int64)), "does not map to different ids below 48"),
         (SOME, put("token_map", torch.arange(20) - 1), "does not map to different ids below 48"),
         (SOME, put("token_map", torch.arange(20) + 0.7), "float32 .* does not map to different ids below 48"),
-        (AUTHORS, put("0.0.linear.bias", torch.full((32,), torch.inf)), "not finite in heads.0.0.bias"),
-        (AUTHORS, put("0.0.linear.weight", SQUARE.to(torch.int8)), "heads.0.0.weight torch.int8"),
+        (AUTHORS, put("0.0.linear.bias", torch.full((32,), torch.inf)), "not finite in 0.0.linear.bias"),
+        (AUTHORS, put("0.0.linear.weight", SQUARE.to(torch.int8)), " 0.0.linear.weight torch.int8"),
     ],
 )
 def test_weights_that_make_no_sense_are_refused(layout, change, message, target, tmp_path):

@@ -204,7 +204,7 @@ def test_a_speculator_that_does_not_fit_is_refused(name, target, tmp_path):
 
 def test_numbers_that_are_not_finite_are_refused(target, tmp_path):
     model = written(tmp_path, change=put("speculator.ln.0.weight", torch.full((24,), torch.nan)))
-    with pytest.raises(CompatibilityError, match=r"not finite in ln.0.weight"):
+    with pytest.raises(CompatibilityError, match=r"not finite in speculator.ln.0.weight"):
         LLM(target, speculative_config={"model": model}, dtype="float32", num_kv_blocks=64, skip_tokenizer_init=True)
 
 

@@ -47,10 +47,10 @@ class SpeculatorConfig:
                 f"the speculator is of another kind, method={shown(config['method'])}: only MLP speculators are "
                 f"supported. Use one of those"
             )
-        for key in ("vocab_size", "emb_dim", "n_predict"):
+        for key in ("vocab_size", "emb_dim"):
             if type(found[key]) is not int or found[key] < 1:
                 raise _invalid(key, found[key], "a whole number from 1")
-        if found["n_predict"] > MOST_HEADS:
+        if type(found["n_predict"]) is not int or not 1 <= found["n_predict"] <= MOST_HEADS:
             raise _invalid("n_predict", found["n_predict"], f"a whole number from 1 to {MOST_HEADS}")
         if type(found["inner_dim"]) is not int or found["inner_dim"] < 0:
             raise _invalid("inner_dim", found["inner_dim"], "a whole number, 0 for emb_dim")
@@ -64,10 +64,16 @@ class SpeculatorConfig:
             **found | {"inner_dim": found["inner_dim"] or found["emb_dim"], "top_k_tokens_per_head": tuple(top_k)}
         )
 
-    def check_target(self, target: TargetInfo) -> None:
-        """Raise CompatibilityError if the speculator was trained for a target of other sizes."""
+    def check_target(self, target: TargetInfo, config: Mapping[str, Any]) -> None:
+        """Raise CompatibilityError if the speculator was trained for a target of other sizes. config: the content of
+        the config.json that was read."""
         pairs = {"emb_dim": (self.emb_dim, target.hidden_size), "vocab_size": (self.vocab_size, target.vocab_size)}
         for key, (its, wanted) in pairs.items():
+            if its != wanted and key not in config:
+                raise CompatibilityError(
+                    f"the MLP speculator's config.json has no {key}, which means {its}, and this target's is {wanted}: "
+                    f"download or save it again, or use one that was trained for {target.model!r}"
+                )
             if its != wanted:
                 raise CompatibilityError(
                     f"the MLP speculator was trained for another target: its {key} is {its}, and this target's is "

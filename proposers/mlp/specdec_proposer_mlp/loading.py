@@ -53,7 +53,7 @@ def find(options: MLPSpeculatorConfig, target: TargetInfo, num_speculative_token
     checkpoint = Checkpoint(str(options.model), options.revision)
     with checkpoint.reading_config() as config:
         head = SpeculatorConfig.read(config)
-        head.check_target(target)
+        head.check_target(target, config)
     _check_options(options, head, num_speculative_tokens)
     outline = checkpoint.outline(lambda: Speculator(head), _names(head), PREFIX.__add__)
     return Found(head, checkpoint, sum(each.numel() for each in outline.parameters()))

@@ -176,7 +176,11 @@ MISFITS: dict[str, tuple[Change, str]] = {
     "untied weights": (state(tie_weights=False, n_predict=2), "head.1.weight .* is missing"),
     "another target's width": (state(emb_dim=40), "emb_dim is 40, and this target's is 32"),
     "another target's tokens": (state(vocab_size=50), "vocab_size is 50, and this target's is 48"),
-    "no number of heads": (state(n_predict=0), "n_predict in .* is 0, and should be a whole number from 1"),
+    "an empty config": (
+        lambda config, tensors: config.clear(),
+        "config.json has no emb_dim, which means 4096, and this target's is 32: download or save it again, or use one",
+    ),
+    "no number of heads": (state(n_predict=0), "n_predict in .* is 0, and should be a whole number from 1 to 64"),
     "too many heads": (state(n_predict=300000), "n_predict in .* is 300000, and should be a whole number from 1 to 64"),
     "a number as text": (state(emb_dim="32"), "emb_dim in .* is '32', and should be a whole number from 1"),
     "a negative width": (

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from shutil import rmtree
 from tempfile import TemporaryDirectory
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -78,9 +79,9 @@ def read_state(folder: Path) -> dict[str, Any] | None:
         if not state.keys() >= KEYS:
             raise ValueError(f"it lacks {', '.join(sorted(KEYS - state.keys()))}")
     except Exception as error:  # torch.load raises many types for broken files
-        why = f"{type(error).__name__}: {error}".removesuffix(": ")
+        why = shorten(f"{type(error).__name__}: {error}".removesuffix(": "), 200, placeholder=" ...")
         raise ConfigError(
-            f"{file} is not the state of a run, or damaged ({why:.200}): start over in another folder"
+            f"{file} is not the state of a run, or damaged ({why}): start over in another folder"
         ) from error
     return state
 

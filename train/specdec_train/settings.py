@@ -132,7 +132,21 @@ def prepare_folder(settings: Settings) -> None:
         raise ConfigError(f"--out {str(out)!r} is not empty: pass --resume to continue its run, or name another folder")
     if settings.resume and not out.exists():
         raise ConfigError(f"--out {str(out)!r} does not exist: name the folder of the run, or leave --resume out")
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder("--out", out)
+
+
+def make_folder(option: str, folder: Path) -> None:
+    """Create a folder and its lock file, if they do not exist. Raises ConfigError if that is not possible.
+
+    option: the one that names the folder.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / LOCK).touch()
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {str(folder)!r} cannot be written to: {error.strerror}. Name a folder in which you may write"
+        ) from error
 
 
 def help_of(attribute: Attribute[Any]) -> str:

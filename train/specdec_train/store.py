@@ -21,7 +21,7 @@ from specdec_train.batches import collate
 from specdec_train.data import Text, fingerprint
 from specdec_train.features import features_of, weights_fingerprint
 from specdec_train.files import replace, write_text
-from specdec_train.settings import LOCK
+from specdec_train.settings import LOCK, make_folder
 
 INDEX = "index.json"
 TOKENS_PER_SHARD = 1 << 16
@@ -82,7 +82,7 @@ def open_store(
         _check(description, wanted)
     elif folder.exists() and (not folder.is_dir() or any(file.name != LOCK for file in folder.iterdir())):
         raise ConfigError(f"--features {str(folder)!r} is not a folder of stored hidden states: name another folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder("--features", folder)
     lengths = [len(text.token_ids) for text in texts]
     shards, starts = _layout(lengths)
     with FileLock(folder / LOCK):  # other runs with the same folder wait until it is complete

@@ -98,6 +98,18 @@ def test_what_is_no_state_is_refused(content, tmp_path):
         read_state(tmp_path)
 
 
+def test_a_reason_ends_with_a_whole_word(tmp_path, monkeypatch):
+    def load(*_: object, **__: object) -> None:
+        raise RuntimeError("unexpected\n" * 50)
+
+    (tmp_path / STATE).touch()
+    monkeypatch.setattr(torch, "load", load)
+    with pytest.raises(
+        ConfigError, match=r"damaged \(RuntimeError: (unexpected )+\.\.\.\): start over in another folder$"
+    ):
+        read_state(tmp_path)
+
+
 @pytest.mark.parametrize("value", [[1], {"a": 1}, torch.ones(3)], ids=["list", "dict", "tensor"])
 def test_the_state_of_something_else_is_refused(value, tmp_path):
     torch.save(value, tmp_path / STATE)

@@ -260,6 +260,14 @@ class TestWhatIsWrongIsExplained:
         with pytest.raises(ConfigError, match="bias was True"):
             run(specs["eagle"], folder, tmp_path / "out", **given, options={"bias": False}, resume=True)
 
+    @pytest.mark.parametrize("option", ["out", "features"])
+    def test_a_folder_that_cannot_be_made(self, option, specs, folder, tmp_path):
+        (tmp_path / "file").touch()
+        given = {"out": tmp_path / "out", option: tmp_path / "file" / "folder"}
+        message = f"^--{option} '.*' cannot be written to: Not a directory. Name a folder in which you may write$"
+        with pytest.raises(ConfigError, match=message):
+            run(specs["eagle"], folder, **given, steps=1, eval_prompts=0)
+
     def test_a_run_of_other_texts(self, specs, folder, tmp_path):
         data = tmp_path / "said.npy"
         shutil.copy(folder / "said.npy", data)

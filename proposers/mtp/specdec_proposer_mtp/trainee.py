@@ -118,4 +118,5 @@ class MTPTrainee(nn.Module):
         number = {self._family.num_modules: 1} if self._family.num_modules else {}
         names = published_names(self._family, self._num_layers)
         tensors = {names(name): tensor for name, tensor in self.module.state_dict().items()}
-        save_head(folder, self._target, self._stated | number, tensors)
+        stated = {key: value for key, value in self._stated.items() if key != "_name_or_path"}  # a local folder
+        save_head(folder, self._target, stated | number, tensors)

@@ -197,11 +197,12 @@ def test_the_loss_falls(name: str) -> None:
 def test_what_is_trained_for_a_quantized_target_is_not_quantized(tmp_path: Path) -> None:
     case = made("llama")
     config = case.target.config
-    config.quantization_config = {"quant_method": "torchao"}
+    config.quantization_config, config._name_or_path = {"quant_method": "torchao"}, str(tmp_path)
     trainee = RECIPE.make(MTPOptions(), case.target, torch.ones(config.vocab_size, dtype=torch.int64))
     trainee.save(tmp_path)
     assert "quantization_config" not in json.loads((tmp_path / "config.json").read_text())
     find(MTPConfig(model=tmp_path), case.target.info, 1)
+    assert "_name_or_path" not in json.loads((tmp_path / "config.json").read_text()), "a folder of this machine"
     assert is_mtp_module(json.loads((tmp_path / "config.json").read_text()), Checkpoint(str(tmp_path)).shapes)
 
 

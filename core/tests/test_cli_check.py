@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from specdec_core import LLM, cli
+from specdec_core.cli.screen import counted
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def check(checkpoint, bigram_site, monkeypatch):
 
     def run(*arguments):
         options = ["--model", str(checkpoint), "--dtype", "float32"]
-        return CliRunner().invoke(cli.main, ["check", *options, *arguments], env={"COLUMNS": "200"})
+        return CliRunner().invoke(cli.main, ["check", *options, *arguments])
 
     return run
 
@@ -59,6 +60,12 @@ def test_the_table(check, checkpoint):
         r"This would run\.",
     ):
         assert re.search(f"^(?:{line})", result.stdout, re.MULTILINE), line
+
+
+def test_one_of_something_is_singular(check):
+    result = check("--method", "bigram", "--num-speculative-tokens", "1")
+    assert re.search("^speculation +bigram, 1 token per step *$", result.stdout, re.MULTILINE)
+    assert (counted(1, "draft slot"), counted(0, "draft slot")) == ("1 draft slot", "0 draft slots")
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import attrs
 import click
-from rich.console import Console
 from rich.table import Table
 
 from specdec_core.cli.options import ModelCommand, ModelOptions, model_options
-from specdec_core.cli.screen import cell
+from specdec_core.cli.screen import cell, counted, make_console
 from specdec_core.errors import SpecdecError
 
 if TYPE_CHECKING:
@@ -66,11 +65,13 @@ def _record(result: Design) -> dict[str, Any]:
 
 def _print(result: Design) -> None:
     info, speculative = result.target.info, result.speculative
-    console = Console(highlight=False)
+    console = make_console()
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    method = f"{speculative.method}, {speculative.num_speculative_tokens} tokens per step" if speculative else "none"
+    method = "none"
+    if speculative:
+        method = f"{speculative.method}, {counted(speculative.num_speculative_tokens, 'token')} per step"
     for label, value in (
         ("model", f"{info.model} ({info.model_type}, {info.num_layers} layers)"),
         ("runs on", f"{info.device} in {str(info.dtype).removeprefix('torch.')}"),
@@ -87,7 +88,7 @@ def _memory_lines(memory: MemoryPlan) -> list[tuple[str, str]]:
     per_token = f"{memory.kv_bytes_per_token} bytes per token"
     if memory.draft_kv_bytes_per_token:
         per_token += f" ({memory.draft_kv_bytes_per_token} of them the draft's)"
-    scratch = f"{memory.scratch_slots} draft slots per request, {_size(memory.scratch_bytes)}"
+    scratch = f"{counted(memory.scratch_slots, 'draft slot')} per request, {_size(memory.scratch_bytes)}"
     held = f"{memory.num_blocks} blocks of {memory.block_size} tokens, {_size(memory.kv_bytes)}"
     full = f"{memory.num_full_requests} of max_model_len={memory.max_model_len} tokens at once"
     return [

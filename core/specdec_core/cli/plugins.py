@@ -8,18 +8,14 @@ from collections.abc import Sequence
 
 import attrs
 import click
-from rich.console import Console
 from rich.measure import Measurement
 from rich.table import Table
 
 from specdec_core.cli import COMMANDS
 from specdec_core.cli.options import write_options
-from specdec_core.cli.screen import cell
+from specdec_core.cli.screen import WIDE, cell, make_console
 from specdec_core.errors import PluginError, did_you_mean
 from specdec_core.plugins import PluginInfo, Plugins, PluginWarning
-
-WIDE = 10_000
-"""Columns, more than any table needs."""
 
 
 @click.command()
@@ -68,7 +64,7 @@ def _named(plugins: Sequence[PluginInfo], name: str) -> list[PluginInfo]:
 
 
 def _print(plugins: Sequence[PluginInfo]) -> None:
-    console = Console()
+    console = make_console()
     if not plugins:
         console.print("No plugin is installed. Proposers are packages of their own; install one with pip.")
         return

@@ -79,6 +79,14 @@ def test_no_cell_of_the_table_is_cut(site, columns):
         assert f" specdec-proposer-{name} " in result.stdout
 
 
+def test_no_line_breaks_without_a_terminal(site):
+    name = "a_name_" + 10 * "that_is_long_"
+    site.proposer(name, distribution="dist-long")
+    lines = CliRunner().invoke(cli.main, ["plugins"]).stdout.splitlines()
+    (line,) = (line for line in lines if "dist-long" in line)
+    assert line.split() == [name, "dist-long", "1.0", "ok", "proposer", name]
+
+
 BENT = "1.0\x1b[31m\x9b31m\u202e"  # what a terminal would obey
 STRAIGHT = r"1.0\x1b[31m\x9b31m\u202e"
 

@@ -45,11 +45,13 @@ class Budget:
     curve: of the target, shared by all proposers of an engine.
     num_speculative_tokens: the most draft tokens of a request in a step, for this proposer.
     in_place: whether a node must keep its index among its request's nodes, since the draft's KV cache depends on it.
+
+    Attribute: survival, what was learned of the proposer's drafts.
     """
 
     def __init__(self, curve: CostCurve, max_num_seqs: int, num_speculative_tokens: int, *, in_place: bool) -> None:
         self._curve, self._most, self._in_place = curve, num_speculative_tokens, in_place
-        self._survival = Survival(max_num_seqs)
+        self.survival = Survival(max_num_seqs)
         self._first, self._level, self._observe = Clock(), Clock(), Clock()
         self._asks_levels = self._judges_nodes = False  # what the last draft showed of the proposer
         self._nodes_per_level = 1.0
@@ -70,12 +72,12 @@ class Budget:
 
     def start(self, request: RequestView, *, is_sampled: bool) -> None:
         """is_sampled: whether the request has a temperature above 0."""
-        self._survival.start(request, is_sampled=is_sampled)
+        self.survival.start(request, is_sampled=is_sampled)
 
     def finish(self, request: RequestView) -> None:
         """Forget a request. May be called twice, and for a request that did not start."""
         self._learn()
-        self._survival.finish(request)
+        self.survival.finish(request)
         self._off.discard(request.id)
         self._judged.discard(request.id)
 
@@ -100,7 +102,7 @@ class Budget:
         numbers = self._with_retries(most, self._numbers(asked, most))
         given = iter(numbers)
         self._requests = [request for request, number in zip(asked, numbers, strict=True) if number]
-        self._rows = self._survival.rows(self._requests)
+        self._rows = self.survival.rows(self._requests)
         return [next(given) if limit else 0 for limit in limits]
 
     def levels(self, limits: Sequence[int], device: torch.device) -> Levels | None:
@@ -114,7 +116,7 @@ class Budget:
         first_s = self._first.seconds(size)
         so_far = Expected(self._so_far.num_tokens, self._so_far.num_rows, self._so_far.draft_s + first_s)
         level_s = self._level.seconds(size)
-        self._levels = Levels(self._rows, limits, self._survival, self._curve.seconds, so_far, level_s)
+        self._levels = Levels(self._rows, limits, self.survival, self._curve.seconds, so_far, level_s)
         return self._levels
 
     def keep(self, draft: Draft) -> Draft:
@@ -148,7 +150,7 @@ class Budget:
 
     def _learn(self) -> None:
         if self._past:
-            self._survival.learn(self._past)
+            self.survival.learn(self._past)
             self._past = []
 
     def _numbers(self, requests: Sequence[RequestView], limits: list[int]) -> list[int]:
@@ -159,8 +161,8 @@ class Budget:
             self._held = ids, numbers, self._held[2] + 1
         else:
             self._learn()
-            rows = self._survival.rows(requests)
-            self._survival.update(rows)
+            rows = self.survival.rows(requests)
+            self.survival.update(rows)
             numbers = self._choose(rows, limits)
             self._held = ids, numbers, 1
             self._mark_off(ids, numbers)
@@ -171,7 +173,7 @@ class Budget:
     def _choose(self, rows: np.ndarray, limits: list[int]) -> list[int]:
         size = max(1, round(self._nodes_per_level))
         num_levels = min(ceil(max(limits) / size), MOST_AHEAD)
-        gains = self._survival.of_levels(rows, 0, num_levels).cumprod(axis=1)
+        gains = self.survival.of_levels(rows, 0, num_levels).cumprod(axis=1)
         gains *= size * np.arange(num_levels) < np.array(limits)[:, None]
         num_requests = len(limits)
         level_s = self._level.seconds(num_requests)
@@ -216,7 +218,7 @@ class Budget:
         has_sampled = np.zeros(draft.batch_size, dtype=bool)
         has_sampled[nodes.requests[nodes.is_first]] = True
         whole = has_sampled[nodes.requests]
-        own = self._survival.of_nodes(self._rows[nodes.requests], nodes.scores, nodes.is_first)
+        own = self.survival.of_nodes(self._rows[nodes.requests], nodes.scores, nodes.is_first)
         gains = nodes.down_the_tree(np.where((nodes.depths > 0) & ~whole, own, 0))
         so_far = Expected(self._so_far.num_tokens, rows + int(whole.sum()), self._so_far.draft_s + drafted_s)
         kept = best_nodes(gains, so_far, seconds) | whole

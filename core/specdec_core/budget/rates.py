@@ -7,7 +7,8 @@ import numpy as np
 SHARED_WEIGHT = 8.0
 """A first guess counts as much as this many tried draft tokens."""
 SHARED_DECAY = 1 - 1 / 4096
-OWN_WEIGHT = 2.0
+OWN_WEIGHT = 8.0
+"""A request's own shift begins with this many draft tokens, half of them accepted, as half were expected to be."""
 OWN_DECAY = 1 - 1 / 24
 LEAST = 0.005
 """Rates stay this far from 0 and 1, so that a few draft tokens can still change them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from attrs import frozen
@@ -41,9 +41,13 @@ class Survival:
     Single tokens go by the score that the proposer gave them, or by their depth if it gives none. Levels, of which no
     token is known yet, go by their depth. Both depend on the request's temperature and recent drafts (`Rates`).
     Requests are named by their rows.
+
+    Attribute: watch, called with the estimates, float64 [n], of draft tokens whose parents were accepted, and whether
+    they were, bool [n], before that is learned; None: nobody watches.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
+        self.watch: Callable[[np.ndarray, np.ndarray], None] | None = None
         self._rows = RequestRows(max_num_seqs)
         self._nodes = Rates(max_num_seqs, NODES)
         self._levels = Rates(max_num_seqs, np.full(MOST_LEVELS, GUESS))
@@ -98,6 +102,8 @@ class Survival:
             bins = 2 * NUM_SCORES + np.minimum(depths, MOST_LEVELS) - 1
         else:
             bins = EDGES.searchsorted(nodes.scores[is_tried]) + NUM_SCORES * nodes.is_first[is_tried]
+        if self.watch is not None:
+            self.watch(self._nodes.estimates[rows[requests], bins], accepted)
         self._nodes.add(rows[requests], bins, accepted)
         levels = requests * width + depths - 1
         if not nodes.is_chain:

@@ -8,16 +8,19 @@ draft for that request again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from ledger import LEDGER, Ledger, Page
 from offered import Offered
 
 from specdec_core import SamplingParams
 from specdec_core.engine.arrears import Arrears
+from specdec_core.engine.step_batch import StepBatch
 
 LEDGER_CONFIG = {"method": "ledger", "num_speculative_tokens": 2}
 PROMPTS = [[3, 4, 3, 4, 5, 5, 5, i] for i in range(5)]
@@ -153,6 +156,28 @@ def test_at_the_bound_it_is_dropped_if_it_does_not_pay(ledger_llm: Any, generate
     assert asked | set(lost) == {f"request-{i}" for i in range(5)}
 
 
+def test_rows_of_requests_that_are_gone_are_freed() -> None:
+    """The requests of a forward pass share a tensor, which must not stay in memory for one of them alone."""
+    arrears, requests = Arrears(torch.device("cpu")), [_request(i) for i in range(8)]
+    features = [{"final": torch.randn(8, 3)} for _ in range(5)]
+    for step, each in enumerate(features):
+        arrears.keep(requests, [1] * 8, each)
+        assert arrears.num_tokens == arrears._num_rows == 8 * (step + 1)
+    for request in requests[:5]:
+        arrears.drop(request)
+    assert arrears.num_tokens == arrears._num_rows == 15
+    for i in (5, 6, 7):
+        late = arrears.take([requests[i]])
+        assert late is not None
+        assert torch.equal(late.features["final"], torch.stack([each["final"][i] for each in features]))
+        assert (late.starts, late.token_ids.tolist(), late.next_token_ids.tolist()) == ((2,), [2, 3, 4, 5, 6], [7])
+    assert arrears.num_tokens == arrears._num_rows == 0
+
+
+def _request(number: int) -> Any:
+    return SimpleNamespace(id=f"request-{number}", num_computed=2, token_ids=np.arange(9))
+
+
 def test_a_request_that_was_dropped_drafts_again_after_a_preemption(ledger_llm: Any) -> None:
     llm = ledger_llm()
     observer = observer_of(llm)
@@ -175,11 +200,12 @@ def test_a_request_that_was_dropped_drafts_again_after_a_preemption(ledger_llm: 
 def the_last_token_is_lost(patch: pytest.MonkeyPatch) -> None:
     keep = Arrears.keep
 
-    def short(self: Any, requests: Any, observation: Any) -> None:
-        import attrs
-
-        shorter = tuple(max(0, n - 1) for n in observation.host_num_valid)
-        keep(self, requests, attrs.evolve(observation, host_num_valid=shorter))
+    def short(self: Any, requests: Any, *of: Any) -> None:
+        keep(self, requests, *of)
+        for kept in (self._kept[request.id] for request in requests if request.id in self._kept):
+            step, row, number = kept.parts.pop()
+            kept.parts.append((step, row, number - 1))
+            kept.num_tokens -= 1
 
     patch.setattr(Arrears, "keep", short)
 
@@ -188,26 +214,27 @@ def features_of_another_token(patch: pytest.MonkeyPatch) -> None:
     take = Arrears.take
 
     def turned(self: Any, requests: Any) -> Any:
-        import attrs
-
         late = take(self, requests)
         if late is None:
             return None
-        return attrs.evolve(late, features={tap: each.roll(1, dims=0) for tap, each in late.features.items()})
+        return evolve(late, features={tap: each.roll(1, dims=0) for tap, each in late.features.items()})
 
     patch.setattr(Arrears, "take", turned)
 
 
 def the_token_that_follows_is_an_old_one(patch: pytest.MonkeyPatch) -> None:
-    keep = Arrears.keep
+    take = Arrears.take
 
-    def stale(self: Any, requests: Any, observation: Any) -> None:
-        before = {request.id: self._kept[request.id].next_token_id for request in requests if request.id in self._kept}
-        keep(self, requests, observation)
-        for request_id, token in before.items():
-            self._kept[request_id].next_token_id = token
+    def stale(self: Any, requests: Any) -> Any:
+        late = take(self, requests)
+        return None if late is None else evolve(late, next_token_ids=late.token_ids[late.last_rows])
 
-    patch.setattr(Arrears, "keep", stale)
+    patch.setattr(Arrears, "take", stale)
+
+
+def rows_of_another_request(patch: pytest.MonkeyPatch) -> None:
+    rows = StepBatch.rows_of_known
+    patch.setattr(StepBatch, "rows_of_known", lambda self, *of: rows(self, *of).roll(1))
 
 
 def shown_twice(patch: pytest.MonkeyPatch) -> None:
@@ -215,7 +242,13 @@ def shown_twice(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(
-    params=[the_last_token_is_lost, features_of_another_token, the_token_that_follows_is_an_old_one, shown_twice],
+    params=[
+        the_last_token_is_lost,
+        features_of_another_token,
+        the_token_that_follows_is_an_old_one,
+        rows_of_another_request,
+        shown_twice,
+    ],
     ids=lambda fault: fault.__name__,
 )
 def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:

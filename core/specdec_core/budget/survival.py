@@ -43,7 +43,7 @@ class Survival:
     Requests are named by their rows.
 
     Attribute: watch, called with the estimates, float64 [n], of draft tokens whose parents were accepted, and whether
-    they were, bool [n], before that is learned; None: nobody watches.
+    they were, bool [n], before that is learned; None: it is not called.
     """
 
     def __init__(self, max_num_seqs: int) -> None:

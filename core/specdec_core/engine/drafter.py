@@ -47,7 +47,7 @@ class Drafter:
         device: torch.device,
         budget: Budget | None = None,
     ) -> None:
-        self.proposer, self.plan, self.observer = proposer, plan, Observer(proposer, plan, max_tokens)
+        self.proposer, self.plan, self.observer = proposer, plan, Observer(proposer, plan, max_tokens, device)
         self.budget = budget
         if budget is not None:
             self.observer.is_off = budget.is_off
@@ -77,9 +77,9 @@ class Drafter:
         with self.proposer.called() as proposer:
             proposer.finish(request, reason)
 
-    def propose(self, schedule: Schedule) -> tuple[Draft, PendingCheck | None]:
-        """Get the proposer's draft and extend it to all scheduled requests. The proposer sees only requests that may
-        draft; the others get empty trees.
+    def propose(self, schedule: Schedule) -> tuple[Draft | None, PendingCheck | None]:
+        """Get the proposer's draft and extend it to all scheduled requests; None if no request drafts. The proposer
+        sees only requests that may draft; the others get empty trees.
 
         If the draft's values are on a device only, also returns a `PendingCheck`, else None. A draft with a pending
         check is safe to compute with, but no token may be emitted before `PendingCheck.resolve`.
@@ -91,7 +91,7 @@ class Drafter:
             wanted = self.budget.share(schedule.requests, wanted, so_far)
         drafting = [request for request, budget in zip(schedule.requests, wanted, strict=True) if budget]
         if not drafting:
-            return Draft.from_chains([[]] * len(schedule.requests), self._device), None
+            return None, None
         self.observer.catch_up(drafting)
         budgets = tuple(budget for budget in wanted if budget)
         root_positions = torch.tensor([r.num_tokens - 1 for r in drafting], device=self._device)

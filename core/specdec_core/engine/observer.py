@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from weakref import WeakSet
 
+import torch
+
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import Observation, Plan
 from specdec_core.contracts.verifier import Verdict
@@ -30,11 +32,11 @@ class Observer:
     The proposer never sees requests that ask for no drafts (num_speculative_tokens=0).
     """
 
-    def __init__(self, proposer: NamedProposer, plan: Plan, max_tokens: int) -> None:
+    def __init__(self, proposer: NamedProposer, plan: Plan, max_tokens: int, device: torch.device) -> None:
         self.is_off: Callable[[Request], bool] = lambda request: False
         self.pays: Callable[[Request], bool] = lambda request: True
         self._proposer, self._plan, self._max_tokens = proposer, plan, max_tokens
-        self._arrears = Arrears()
+        self._arrears = Arrears(device)
         self._lost: WeakSet[Request] = WeakSet()  # the proposer has not seen some of their tokens
 
     def may_draft(self, request: Request) -> bool:
@@ -55,9 +57,7 @@ class Observer:
             taps, number = self._plan.taps, self._plan.top_tokens
             self._show(observation_of(schedule, computed, draft, verdict, on, taps, number))
         if len(on) < len(wanted):
-            off = [i for i in wanted if i not in set(on)]
-            late = observation_of(schedule, computed, draft, verdict, off, self._plan.taps)
-            self._put_off([schedule.requests[i] for i in off], late)
+            self._put_off(schedule, computed, verdict, [i for i in wanted if i not in set(on)])
         return len(on)
 
     def catch_up(self, requests: Sequence[Request]) -> None:
@@ -78,11 +78,14 @@ class Observer:
         """Whether the proposer may draft for a request, at once or after a late observation."""
         return request not in self._lost and request.params.num_speculative_tokens != 0
 
-    def _put_off(self, requests: Sequence[Request], observation: Observation) -> None:
-        """Store an observation of these requests. While this would exceed max_tokens stored tokens, the request with
-        the most stored tokens is evicted: its hidden states are shown to the proposer if `pays` returns True for the
-        request, else dropped."""
-        num_tokens = sum(observation.host_num_valid)
+    def _put_off(self, schedule: Schedule, computed: Computed, verdict: Verdict, off: list[int]) -> None:
+        """Store the hidden states of the requests with these indices, which have no draft tokens. While this would
+        exceed max_tokens stored tokens, the request with the most stored tokens is evicted: its hidden states are shown
+        to the proposer if `pays` returns True for the request, else dropped."""
+        is_sound = (verdict.token_ids[:, 0] >= 0).tolist()
+        counts = [schedule.num_known[i] if is_sound[i] else 0 for i in off]
+        requests = [schedule.requests[i] for i in off]
+        num_tokens = sum(counts)
         while self._arrears.num_tokens and self._arrears.num_tokens + num_tokens > self._max_tokens:
             most = self._arrears.largest()
             if self.pays(most):
@@ -90,4 +93,10 @@ class Observer:
             else:
                 self._arrears.drop(most)
                 self._lost.add(most)
-        self._arrears.keep([None if request in self._lost else request for request in requests], observation)
+        if self._lost:
+            counts = [0 if request in self._lost else count for request, count in zip(requests, counts, strict=True)]
+        features = {}
+        if self._plan.taps:
+            rows = computed.batch.rows_of_known(off, counts)
+            features = {tap: computed.features[tap].index_select(0, rows) for tap in self._plan.taps}
+        self._arrears.keep(requests, counts, features)

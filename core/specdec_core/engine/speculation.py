@@ -34,6 +34,7 @@ class Speculation:
 
     def __init__(self, drafters: Sequence[Drafter], device: torch.device, curve: CostCurve | None = None) -> None:
         self.drafters, self._device, self._curve = tuple(drafters), device, curve
+        self._empty_drafts: dict[int, Draft] = {}
         self._started: WeakSet[Request] = WeakSet()  # weak: a request's listener may refer to the engine
 
     def announce(self, schedule: Schedule) -> None:
@@ -51,11 +52,17 @@ class Speculation:
         """Return one draft over all scheduled requests, combined from the proposers' drafts, and the pending checks of
         drafts on a device. The checks must be resolved before tokens are emitted."""
         found = [drafter.propose(schedule) for drafter in self.drafters]
-        drafts = [draft for draft, _ in found if draft.num_nodes]
+        drafts = [draft for draft, _ in found if draft is not None and draft.num_nodes]
         checks = [check for _, check in found if check is not None]
         if not drafts:
-            return Draft.from_chains([[]] * len(schedule.requests), self._device), checks
+            return self._empty_draft(len(schedule.requests)), checks
         return drafts[0] if len(drafts) == 1 else combine_drafts(drafts, schedule.budgets), checks
+
+    def _empty_draft(self, num_requests: int) -> Draft:
+        """A draft without draft tokens. Made once for each number of requests: plain decoding has one in each step."""
+        if num_requests not in self._empty_drafts:
+            self._empty_drafts[num_requests] = Draft.from_chains([[]] * num_requests, self._device)
+        return self._empty_drafts[num_requests]
 
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
         """Pass the hidden states of a forward pass to the proposers that want them. The verdict (the result of

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from attrs import frozen
 
-from specdec_core.api.prompts import PromptReader
 from specdec_core.cli.options import TRY, ModelOptions
 from specdec_core.config.fields import shown
 from specdec_core.config.sampling import SamplingParams
@@ -149,6 +148,8 @@ class TimedModel:
         )
 
     def _serve(self, prompts: Sequence[str], params: SamplingParams, load: Load) -> Run:
+        from specdec_core.api.prompts import PromptReader  # imports transformers, which listing plugins must not
+
         token_ids = [prompt.token_ids for prompt in PromptReader(self.llm.get_tokenizer()).read(prompts)]
         served = serve(self.llm.engine, token_ids, params, load)
         for prompt, request in zip(prompts, served.requests, strict=True):

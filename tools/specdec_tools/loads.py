@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from attrs import frozen
 
 from specdec_core.config.sampling import SamplingParams
-from specdec_core.engine.request import Piece, Request
 
 if TYPE_CHECKING:
     from specdec_core.engine.engine import Engine
+    from specdec_core.engine.request import Piece, Request
 
 
 class Load(Protocol):

@@ -54,7 +54,7 @@ def drafts_go_first(patch: Patch) -> None:
                 break
             first = len(found.requests)
             room -= self._extend(request, room, found)
-            budget = min(self._budget(request, len(self.running)), room)
+            budget = min(self._limit(request, len(self.running)), room)
             found.budgets[first] = budget if budget and self._reserve(request, 1, budget) else 0
             room -= found.budgets[first]
         self._admit(room, found)

@@ -21,8 +21,8 @@ from specdec_core.contracts.kv import KVContext, KVManager, KVManagerSpec
 from specdec_core.contracts.ops import OpsContext
 from specdec_core.contracts.proposer import BuildContext, Plan, Proposer, ProposerSpec
 from specdec_core.contracts.target import TargetInfo
-from specdec_core.engine.budget import DraftBudget
 from specdec_core.engine.draft_kind import explain_draft_kind, explain_target_kind
+from specdec_core.engine.draft_limits import DraftLimit
 from specdec_core.engine.drafter import Drafter
 from specdec_core.engine.logprobs import TokenTexts
 from specdec_core.engine.measuring import measure_steps
@@ -354,7 +354,7 @@ def _scheduler(design: Design, kv: KVManager, draft_groups: Sequence[int]) -> Sc
     most_requests = speculative.disable_by_batch_size if speculative else None
     return Scheduler(
         kv,
-        DraftBudget(design.num_speculative_tokens, most_requests, design.plan.max_model_len),
+        DraftLimit(design.num_speculative_tokens, most_requests, design.plan.max_model_len),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_size=config.block_size,

@@ -15,7 +15,7 @@ from attrs import define, field
 
 from specdec_core.config.fields import shown
 from specdec_core.contracts.kv import KVManager
-from specdec_core.engine.budget import DraftBudget, deal
+from specdec_core.engine.draft_limits import DraftLimit, deal
 from specdec_core.engine.request import Request
 from specdec_core.errors import CapacityError, PluginError
 
@@ -66,7 +66,7 @@ class Scheduler:
     So every running request computes a token or more in each step: at most one of them, the youngest, has a prefill to
     do, since none is admitted after it until its prefill is complete.
 
-    budget: decides the most draft tokens of a request.
+    limit: decides the most draft tokens of a request.
     scratch_slots: the number of KV-cache slots per request that a proposer may overwrite while it drafts. The first is
         the slot of the root (the request's last token).
     draft_groups: the KV cache's groups of layers that belong to draft models.
@@ -75,7 +75,7 @@ class Scheduler:
     def __init__(
         self,
         kv: KVManager,
-        budget: DraftBudget,
+        limit: DraftLimit,
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
@@ -86,7 +86,7 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self._kv = kv
-        self._budget = budget
+        self._limit = limit
         self._max_num_seqs = max_num_seqs
         self._max_num_batched_tokens = max_num_batched_tokens
         self._block_size = block_size
@@ -175,7 +175,7 @@ class Scheduler:
     def _deal_drafts(self, room: int, num_running: int, schedule: Schedule) -> None:
         """Set the scheduled requests' budgets: deal out `room` draft tokens evenly, and reserve their slots. A request
         whose draft finds too few free KV blocks gets none. Those that got more than others come last next time."""
-        wanted = [self._budget(request, num_running) for request in schedule.requests]
+        wanted = [self._limit(request, num_running) for request in schedule.requests]
         drafting = [i for i, number in enumerate(wanted) if number]
         drafting.sort(key=lambda i: schedule.requests[i].draft_turn)
         for i, share in zip(drafting, deal([wanted[i] for i in drafting], room), strict=True):

@@ -10,7 +10,7 @@ from specdec_core.engine.request import Request
 
 
 @frozen
-class DraftBudget:
+class DraftLimit:
     """Decides how many draft tokens each request may have in a step that has room for all (`max_draft_tokens`).
 
     num_speculative_tokens: the engine's setting, 0 without a proposer.

@@ -81,3 +81,10 @@ def test_drafts_that_are_noise_end(tmp_path: Path) -> None:
     found, num_draft_tokens = run({**draft, "adaptive_draft_length": True}, 0.0, 60)
     assert found == expected
     assert num_draft_tokens < 0.3 * fixed
+
+
+def test_small_steps_can_be_measured() -> None:
+    """The engine measures what steps cost with requests that fit into one."""
+    config = {"method": "suffix", "adaptive_draft_length": True}
+    found, _ = run(config, 0.0, 8, max_num_batched_tokens=3, max_num_seqs=2)
+    assert found == run(None, 0.0, 8)[0]

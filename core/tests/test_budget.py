@@ -145,6 +145,11 @@ def test_dead_nodes_are_not_learned_from() -> None:
     assert Nodes.of(sampled).is_first.tolist() == [False, True, False]
 
 
+def test_a_draft_may_be_one_dead_node() -> None:
+    draft = attrs.evolve(draft_of([([7], [DEAD])]), max_depth=3)
+    assert Nodes.of(draft).depths.tolist() == [0]
+
+
 def test_without_keeps_the_rest_of_the_tree() -> None:
     draft = draft_of([([5, 6, 7], [-1, 0, 1]), ([8, 9], [-1, -1])])
     cut = without(draft, Nodes.of(draft), np.array([True, True, False, False, True]))

@@ -220,7 +220,7 @@ SPECULATION: Mapping[str, Foreign] = {
     ),
     **_all("the engine has no such choice", use_local_argmax_reduction=False, disable_eagle_block_drop=False),
     **_all(
-        "disable_by_batch_size, or a method's adaptive_draft_length, adapts drafts",
+        "disable_by_batch_size, or adaptive_draft_length, adapts drafts",
         num_speculative_tokens_per_batch_size=(),
         enable_adaptive_verification=False,
     ),

@@ -149,9 +149,9 @@ class Budget:
             self._retries.save(seconds)
 
     def _learn(self) -> None:
-        if self._past:
-            self.survival.learn(self._past)
-            self._past = []
+        past, self._past = self._past, []  # first: an interrupt must not make the drafts count twice
+        if past:
+            self.survival.learn(past)
 
     def _numbers(self, requests: Sequence[RequestView], limits: list[int]) -> list[int]:
         """The most draft tokens of each request, by expected gain; 0: none."""

@@ -33,11 +33,12 @@ class CostCurve:
 
     def __init__(self, measured: Mapping[int, float], max_tokens: int) -> None:
         self._sizes = np.array(sorted(measured))
+        self._logs = np.log(np.arange(1, max_tokens + 1))
         self._measured = np.array([measured[size] for size in self._sizes.tolist()])
         self._ratios: list[deque[tuple[int, float]]] = [deque(maxlen=NUM_KEPT) for _ in measured]
         self._num_steps = 0
         self._base = self._interpolated(max_tokens)
-        self._bins = np.abs(np.subtract.outer(np.log(np.arange(1, max_tokens + 1)), np.log(self._sizes))).argmin(axis=1)
+        self._bins = np.abs(np.subtract.outer(self._logs, np.log(self._sizes))).argmin(axis=1)
         self.seconds = np.maximum.accumulate(self._base)
 
     def add(self, num_tokens: int, seconds: float) -> None:
@@ -56,7 +57,7 @@ class CostCurve:
                 known.append(size)
                 ratios.append(median(ratio for _, ratio in newest))
         if known:
-            of_each = np.interp(np.log(np.arange(1, len(self._base))), np.log(known), ratios)
+            of_each = np.interp(self._logs, np.log(known), ratios)
             self.seconds = np.maximum.accumulate(self._base * np.concatenate([of_each[:1], of_each]))
 
     def _interpolated(self, max_tokens: int) -> np.ndarray:

@@ -37,7 +37,7 @@ class Nodes:
         else:
             depths = (own == -1).astype(np.int64)
             for depth in range(1, max(draft.max_depth for draft in drafts)):
-                depths[(parents >= 0) & (depths[parents] == depth)] = depth + 1
+                depths[(parents >= 0) & (depths[parents.clip(min=0)] == depth)] = depth + 1
         has_scores = all(draft.scores is not None or not draft.num_nodes for draft in drafts)
         scores = [draft.on_host(draft.scores) for draft in drafts if draft.scores is not None]
         is_first = [_first_of_siblings(draft) for draft in drafts]

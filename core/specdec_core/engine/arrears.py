@@ -39,7 +39,7 @@ class _Kept:
 class Arrears:
     """Stores hidden states until the proposer sees them in a late observation.
 
-    Storing costs next to nothing, since a request that does not draft must cost what plain decoding costs: the requests
+    Storing is cheap, since a request that does not draft should cost little more than in plain decoding: the requests
     of a forward pass share a tensor. Once more than half of all stored rows are of requests that are gone, the others
     get copies of their own.
     """

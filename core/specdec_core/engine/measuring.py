@@ -39,7 +39,7 @@ def measure_steps(
     max_num_seqs requests with num_speculative_tokens draft tokens each, if these fit. The requests are made for this
     purpose, and leave nothing behind."""
     measured: dict[int, float] = {}
-    context = max(1, min(CONTEXT, max_model_len - num_speculative_tokens - 2))
+    context = max(1, min(CONTEXT, max_model_len - num_speculative_tokens - 2, max_num_batched_tokens))
     started = perf_counter()
     for size in _sizes(min(max_num_seqs * (1 + num_speculative_tokens), max_num_batched_tokens)):
         if len(measured) > 1 and perf_counter() - started > LONGEST_S:

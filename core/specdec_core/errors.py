@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from difflib import get_close_matches
 
-NAMES_NO_DRAFT = "names no model"
-"""Words of the error about a method without a draft, by which the command line knows it."""
-
 
 def reason(error: BaseException) -> str:
     """Return the message of another library's error in one line, or its type if it has none. A final period is removed,
@@ -34,6 +31,10 @@ class SpecdecError(Exception):
 
 class ConfigError(SpecdecError, ValueError):
     """A configuration or sampling parameter is unknown, out of range or contradicts another."""
+
+
+class NoDraftError(ConfigError):
+    """A method needs a draft checkpoint, and none is named or comes with the target."""
 
 
 class PluginError(SpecdecError):

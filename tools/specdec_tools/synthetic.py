@@ -1,4 +1,4 @@
-"""The proposer `synthetic` of `spec-decode bench`: acceptance at given rates, from drafts that cost nothing.
+"""The proposer `synthetic` of `spec-decode bench`: acceptance at given rates, from drafts that cost little.
 
 It knows the output of plain decoding, which the bench has recorded, and drafts as many of its next tokens as are to
 be accepted, then a wrong one. The engine's loop is the usual one: the target's forward pass covers all draft tokens,

@@ -26,7 +26,7 @@ from specdec_core.engine import build
 from specdec_core.engine.build import Design
 from specdec_core.engine.draft_kind import explain_draft_kind, explain_target_kind, refuse_other_kind
 from specdec_core.engine.plugin_errors import blaming
-from specdec_core.errors import NAMES_NO_DRAFT, ConfigError, PluginError, nearest
+from specdec_core.errors import ConfigError, NoDraftError, PluginError, nearest
 from specdec_core.models.checkpoint import Checkpoint
 from specdec_core.models.embedded import resolve_model
 from specdec_core.models.load import ModelSource, find_device, load_config
@@ -240,8 +240,8 @@ def _shipped(method: ProposerSpec, folder: Path, target: str | Path, revision: A
     advice = f"give model={known!r}, which was published for it" if known else "give the draft's folder or repository"
     if method.train is not None:
         advice += f", or train one with `spec-decode train {method.name}`"
-    raise ConfigError(
-        f"speculative_config of method {method.name!r} {NAMES_NO_DRAFT}, and no draft comes with the target "
+    raise NoDraftError(
+        f"speculative_config of method {method.name!r} names no model, and no draft comes with the target "
         f"{str(target)!r}: {advice}"
     )
 

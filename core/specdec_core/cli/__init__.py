@@ -11,7 +11,7 @@ import click
 
 import specdec_core
 from specdec_core.cli.screen import printable
-from specdec_core.errors import NAMES_NO_DRAFT, SpecdecError, did_you_mean
+from specdec_core.errors import NoDraftError, SpecdecError, did_you_mean
 
 if TYPE_CHECKING:
     from specdec_core.plugins import Plugins
@@ -63,7 +63,7 @@ class LazyGroup(click.Group):
                     raise
                 raise click.UsageError(printable(message), error.ctx) from error
             except SpecdecError as error:
-                click.echo(printable(f"error: {error}{self._hint(ctx, str(error))}"), err=True)
+                click.echo(printable(f"error: {error}{self._hint(ctx, error)}"), err=True)
                 ctx.exit(1)
             except OSError as error:
                 if error.errno == errno.EPIPE:
@@ -74,16 +74,16 @@ class LazyGroup(click.Group):
                 click.echo(err=True)
                 ctx.exit(INTERRUPTED)
 
-    def _hint(self, ctx: click.Context, message: str) -> str:
-        """A hint for an error whose message mentions keywords of `LLM`, or says that a draft is missing: how to give
+    def _hint(self, ctx: click.Context, error: SpecdecError) -> str:
+        """A hint for an error that mentions keywords of `LLM`, or says that a draft is missing: how to give
         them on the command line. "" for other errors."""
         from specdec_core.cli.options import mentioned_keys
 
         name = ctx.invoked_subcommand
         command = self.get_command(ctx, name) if name is not None else None
         own = {parameter.name for parameter in command.params} if command is not None else set()
-        options = [f"--engine {key}=VALUE" for key in sorted(mentioned_keys(message) - own)]
-        if NAMES_NO_DRAFT in message:
+        options = [f"--engine {key}=VALUE" for key in sorted(mentioned_keys(str(error)) - own)]
+        if isinstance(error, NoDraftError):
             options.insert(0, "--set model=FOLDER")
         if "engine" not in own or not options:
             return ""

@@ -20,7 +20,6 @@ from specdec_tools.compare import Comparison, TimedModel, compare
 from specdec_tools.configurations import Configuration, Numbers, Ran, configurations
 from specdec_tools.files import TitledPrompt, check_writable, read_prompts, write_text
 from specdec_tools.results import Result
-from specdec_tools.synthetic import remember
 from specdec_tools.tasks import PROMPTS
 from specdec_tools.work import Work
 
@@ -149,10 +148,10 @@ def _warm_up(models: Sequence[TimedModel], prompts: Sequence[TitledPrompt], work
     models[0].run([prompt.text for prompt in prompts], attrs.evolve(params, max_tokens=1))
     first = [prompt.text for prompt in work.parts[0].prompts[: work.seats or WARM_UP]]
     few = attrs.evolve(params, max_tokens=min(params.max_tokens or WARM_UP, WARM_UP))
-    for model in models:
-        run = model.run(first, few)
-        if model is models[0]:
-            remember(run.prompt_token_ids, run.token_ids)
+    plain = models[0].run(first, few)
+    for model in models[1:]:
+        model.remember(plain)
+        model.run(first, few)
 
 
 def _measure(

@@ -12,13 +12,14 @@ from attrs import frozen
 from specdec_core.cli.options import TRY, ModelOptions
 from specdec_core.config.fields import shown
 from specdec_core.config.sampling import SamplingParams
+from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.contracts.report import StepReport
 from specdec_core.engine.metrics import DraftCounts
 from specdec_core.errors import SpecdecError
 from specdec_core.plugins import Plugins
 from specdec_core.plugins.discovery import Plugin
 from specdec_tools.loads import Load, Rate, serve
-from specdec_tools.synthetic import remember
+from specdec_tools.synthetic import METHOD, KnownOutputs, spec
 
 if TYPE_CHECKING:
     from specdec_core.api.llm import LLM
@@ -29,12 +30,19 @@ SAME_TOKENS = frozenset({"", "greedy", "chosen"})
 
 class ListeningPlugins(Plugins):
     """The installed plugins, with a callback that adds the report of every engine step to the list `reports`, and the
-    time of `perf_counter` to `report_times`."""
+    time of `perf_counter` to `report_times`. `own` has proposers that no plugin offers, by name."""
 
     def __init__(self, plugins: Sequence[Plugin], models: Sequence[Plugin] = ()) -> None:
         super().__init__(plugins, models)
         self.reports: list[StepReport] = []
         self.report_times: list[float] = []
+        self.own: dict[str, ProposerSpec] = {}
+
+    def proposer(self, name: str) -> ProposerSpec:
+        return self.own[name] if name in self.own else super().proposer(name)
+
+    def proposers(self) -> list[str]:
+        return [*super().proposers(), *self.own]
 
     @property
     def step_finished(self) -> Callable[[StepReport], None]:
@@ -112,16 +120,28 @@ class Run:
 
 @frozen(eq=False)
 class TimedModel:
-    """An `LLM` whose plugins record a report of every engine step."""
+    """An `LLM` whose plugins record a report of every engine step.
+
+    known: what plain decoding generates, for the proposer `synthetic`; None: another proposer, or none.
+    """
 
     llm: LLM
     plugins: ListeningPlugins
+    known: KnownOutputs | None = None
 
     @classmethod
-    def load(cls, options: ModelOptions, modules: Sequence[str] = ()) -> TimedModel:
-        """Load the model. modules: names of modules to load as plugins, besides the installed ones."""
-        plugins = ListeningPlugins.load(disable=options.disable, modules=modules)
-        return cls(options.load(plugins), plugins)
+    def load(cls, options: ModelOptions, *, is_synthetic: bool = False) -> TimedModel:
+        """Load the model. is_synthetic: offer the proposer `synthetic`."""
+        plugins = ListeningPlugins.load(disable=options.disable)
+        known = KnownOutputs() if is_synthetic else None
+        if known is not None:
+            plugins.own[METHOD] = spec(known)
+        return cls(options.load(plugins), plugins, known)
+
+    def remember(self, plain: Run) -> None:
+        """Let the proposer `synthetic` know a run of plain decoding; other proposers learn nothing."""
+        if self.known is not None:
+            self.known.remember(plain.prompt_token_ids, plain.token_ids)
 
     def run(self, prompts: Sequence[str], params: SamplingParams, load: Load | None = None) -> Run:
         """Complete the prompts and time it. Raises SpecdecError if the model's logits were not finite.
@@ -227,7 +247,8 @@ def compare(
     rounds = []
     for _ in range(num_runs):
         plain = models[0].run(prompts, params, load)
-        remember(plain.prompt_token_ids, plain.token_ids)
+        for model in models[1:]:
+            model.remember(plain)
         rounds.append((plain, *(model.run(prompts, params, load) for model in models[1:])))
     plain_runs, *others = zip(*rounds, strict=True)
     return tuple(Comparison(title, plain_runs, runs, groups, isinstance(load, Rate)) for runs in others)

@@ -35,7 +35,7 @@ class Configuration:
         return str((self.options.speculative_config or {}).get("method", "speculation"))
 
     def load(self) -> TimedModel:
-        return TimedModel.load(self.options, [synthetic.MODULE] if self.is_synthetic else ())
+        return TimedModel.load(self.options, is_synthetic=self.is_synthetic)
 
 
 def configurations(given: Sequence[ModelOptions], rates: Sequence[float]) -> list[Configuration]:
@@ -146,7 +146,7 @@ def _versions(model: TimedModel, configuration: Configuration) -> dict[str, str]
     """
     parts = {f"proposer {configuration.method}", "ops"}
     listed = [plugin for plugin in model.plugins.listing() if plugin.status == "ok" and parts & {*plugin.provides}]
-    found = {plugin.distribution: plugin.version for plugin in listed if plugin.distribution != synthetic.MODULE}
+    found = {plugin.distribution: plugin.version for plugin in listed}
     named = {name: version(name) for name in ("torch", "transformers", "specdec-core")}
     return {"python": platform.python_version(), **named, **found}
 

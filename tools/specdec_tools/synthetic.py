@@ -6,34 +6,34 @@ and the verifier, which does not know of the rates, accepts what plain decoding 
 method with the same rates is the cost of that method's drafting, and what is lost against the best possible speed-up
 is the engine's. The output is that of plain decoding.
 
-Only the bench loads this module, as a plugin without an entry point: no server or `LLM` can select it by mistake.
+It is no plugin: only the bench offers it, so no server or `LLM` can select it by mistake.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from random import Random
 from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from specdec_core import BuildContext, Draft, Plan, Proposer, ProposerBatch, ProposerSpec, hookimpl
+from specdec_core import BuildContext, Draft, Plan, Proposer, ProposerBatch, ProposerSpec
 from specdec_core.config.fields import must, option
 
 if TYPE_CHECKING:
     from specdec_core.contracts.proposer import RequestView
 
 METHOD = "synthetic"
-MODULE = __name__
 SEED = 0
 
-OUTPUTS: dict[tuple[int, ...], Sequence[int]] = {}
-"""The output of plain decoding after each prompt, both as token ids."""
 
+class KnownOutputs(dict[tuple[int, ...], Sequence[int]]):
+    """The output of plain decoding after each prompt, both as token ids."""
 
-def remember(prompts: Iterable[Sequence[int]], outputs: Iterable[Sequence[int]]) -> None:
-    """Record what plain decoding generates after each prompt, for drafts of later runs."""
-    OUTPUTS.update((tuple(prompt), output) for prompt, output in zip(prompts, outputs, strict=True))
+    def remember(self, prompts: Iterable[Sequence[int]], outputs: Iterable[Sequence[int]]) -> None:
+        """Record what plain decoding generates after each prompt, for drafts of later runs."""
+        self.update((tuple(prompt), output) for prompt, output in zip(prompts, outputs, strict=True))
 
 
 def _are_rates(rates: Sequence[float]) -> bool:
@@ -70,7 +70,8 @@ class _Known:
 
 
 class Synthetic(Proposer):
-    def __init__(self, config: SyntheticConfig, context: BuildContext) -> None:
+    def __init__(self, outputs: KnownOutputs, config: SyntheticConfig, context: BuildContext) -> None:
+        self._outputs = outputs
         self._rates, self._vocab_size = config.synthetic_acceptance_rates, context.target.vocab_size
         self._device = context.device
         self._known: dict[str, _Known] = {}
@@ -78,7 +79,7 @@ class Synthetic(Proposer):
 
     def start(self, request: RequestView) -> None:
         prompt = tuple(request.token_ids[: request.num_prompt_tokens].tolist())
-        self._known[request.id] = _Known(OUTPUTS.get(prompt, ()), Random(self._seeds.getrandbits(63)))
+        self._known[request.id] = _Known(self._outputs.get(prompt, ()), Random(self._seeds.getrandbits(63)))
 
     def finish(self, request: RequestView, reason: str) -> None:
         self._known.pop(request.id, None)
@@ -98,9 +99,10 @@ class Synthetic(Proposer):
         return tokens
 
 
-@hookimpl
-def specdec_proposers() -> Sequence[ProposerSpec]:
+def spec(outputs: KnownOutputs) -> ProposerSpec:
+    """The proposer that drafts from these outputs. What is added to them later is used, too."""
+
     def plan(*_: object) -> Plan:
         return Plan(observes=False)
 
-    return [ProposerSpec(METHOD, SyntheticConfig, build=Synthetic, api=1, plan=plan)]
+    return ProposerSpec(METHOD, SyntheticConfig, build=partial(Synthetic, outputs), api=1, plan=plan)

@@ -9,14 +9,12 @@ from click.testing import CliRunner
 
 from specdec_core import cli
 from specdec_core.cli.options import ModelOptions
-from specdec_tools import synthetic
 
 
 @pytest.fixture
 def bench(checkpoint, bigram_site, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(bigram_site)
     monkeypatch.delenv("SPECDEC_DISABLE", raising=False)
-    monkeypatch.setattr(synthetic, "OUTPUTS", {})
     (tmp_path / "some.jsonl").write_text(
         "".join(
             json.dumps({"question_id": i, "category": category, "turns": [f"x = {i}, ", "y"]}) + "\n"

@@ -8,26 +8,21 @@ import numpy as np
 import pytest
 import torch
 
-from specdec_core import LLM, ConfigError, Plugins, SamplingParams
-from specdec_tools import synthetic
-from specdec_tools.synthetic import Synthetic, SyntheticConfig, num_right
+from specdec_core import LLM, ConfigError, SamplingParams
+from specdec_tools.compare import ListeningPlugins
+from specdec_tools.synthetic import KnownOutputs, Synthetic, SyntheticConfig, num_right, spec
 
 PROMPT = (5, 6)
 OUTPUT = tuple(range(10, 40))
-
-
-@pytest.fixture(autouse=True)
-def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(synthetic, "OUTPUTS", {})
 
 
 def request(*given: int, prompt: tuple[int, ...] = PROMPT) -> SimpleNamespace:
     return SimpleNamespace(id="r", num_prompt_tokens=len(prompt), token_ids=np.array([*prompt, *given]))
 
 
-def proposer(*rates: float) -> Synthetic:
+def proposer(*rates: float, output: tuple[int, ...] = OUTPUT) -> Synthetic:
     context = SimpleNamespace(target=SimpleNamespace(vocab_size=41), device=torch.device("cpu"))
-    return Synthetic(SyntheticConfig(rates), context)
+    return Synthetic(KnownOutputs({PROMPT: output}), SyntheticConfig(rates), context)
 
 
 def draft(proposer: Synthetic, request: SimpleNamespace, most: int = 9) -> list[int]:
@@ -44,7 +39,6 @@ def test_the_number_of_right_tokens_has_the_rates() -> None:
 
 @pytest.mark.parametrize(("rate", "drafted"), [(1.0, [12, 13, 14]), (0.0, [13, 14, 15])])
 def test_right_tokens_are_the_known_ones_and_others_are_wrong(rate: float, drafted: list[int]) -> None:
-    synthetic.remember([PROMPT], [OUTPUT])
     made = proposer(rate, rate, rate)
     made.start(request())
     assert draft(made, request(10, 11)) == drafted
@@ -54,8 +48,7 @@ def test_right_tokens_are_the_known_ones_and_others_are_wrong(rate: float, draft
 
 
 def test_a_wrong_token_is_in_the_vocabulary() -> None:
-    synthetic.remember([PROMPT], [(40, 40)])
-    made = proposer(0.0)
+    made = proposer(0.0, output=(40, 40))
     made.start(request())
     assert draft(made, request()) == [0]
 
@@ -81,9 +74,11 @@ def test_an_engine_accepts_at_the_rates(checkpoint: object) -> None:
     params = SamplingParams(temperature=0, max_tokens=200)
     with LLM(checkpoint, dtype="float32") as llm:
         plain = llm.generate(prompts, params, use_tqdm=False)
-    synthetic.remember([p.prompt_token_ids for p in plain], [p.outputs[0].token_ids for p in plain])
+    known = KnownOutputs()
+    known.remember([p.prompt_token_ids for p in plain], [p.outputs[0].token_ids for p in plain])
     config = {"method": "synthetic", "num_speculative_tokens": 3, "synthetic_acceptance_rates": [0.8, 0.5, 0.1]}
-    plugins = Plugins.load(modules=[synthetic.MODULE])
+    plugins = ListeningPlugins.load()
+    plugins.own["synthetic"] = spec(known)
     with LLM(checkpoint, dtype="float32", speculative_config=config, plugins=plugins) as llm:
         drafted = llm.generate(prompts, params, use_tqdm=False)
     assert [d.outputs[0].token_ids for d in drafted] == [p.outputs[0].token_ids for p in plain]

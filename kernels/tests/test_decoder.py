@@ -169,8 +169,14 @@ class Run:
 @given(data=st.data(), window=st.none() | st.integers(1, 90))
 def test_they_agree_with_the_reference_in_float64(dtype: torch.dtype, data: Any, window: int | None) -> None:
     run = Run(data, dtype)
+    assert_as_exact_as_torch(run, run.fused(window), window)
+
+
+def assert_as_exact_as_torch(run: Run, found: torch.Tensor, window: int | None = None) -> None:
+    """Assert that the errors are about those of torch's own operations in the same dtype: how large they are depends on
+    the layers that were drawn."""
     exact = run.exact(window)
-    ours, theirs = ((found.double() - exact).abs() for found in (run.fused(window), run.plain(window)))
+    ours, theirs = ((each.double() - exact).abs() for each in (found, run.plain(window)))
     assert ours.max() <= 3 * theirs.max() + 1e-5
     assert ours.mean() <= 2 * theirs.mean() + 1e-6
 
@@ -237,8 +243,7 @@ def test_the_number_of_threads_changes_no_bit(dtype: torch.dtype, data: Any) -> 
 def test_a_token_of_a_long_prompt_gets_the_bits_that_it_gets_when_decoded_alone(dtype: torch.dtype, data: Any) -> None:
     run = Run(data, dtype, [Request(20, 1, TREE), Request(7, 90), Request(5, 2)])
     found = run.fused()
-    error = (found.double() - run.exact()).abs()
-    assert error.max() <= (0.2 if dtype == torch.bfloat16 else 1e-4)
+    assert_as_exact_as_torch(run, found)
     start = len(found) - 92
     for request, token, row in ((0, 1, 1), (1, 0, start), (1, 63, start + 63), (1, 89, start + 89), (2, 1, start + 91)):
         assert torch.equal(run.alone(request, token), found[row])

@@ -113,11 +113,12 @@ class Run:
         at = self.made.plan.visibility.positions
         self.ropes = [(self.drawn.cos[at].contiguous(), self.drawn.sin[at].contiguous())]
 
-    def fused(self, window: int | None = None) -> torch.Tensor:
+    def fused(self, window: int | None = None, *, num_layers: int = 2, **options: Any) -> torch.Tensor:
         """Returns the result without padding. Afterwards, `stored` are the caches with the tokens' keys and values."""
-        self.stored = [[each.clone() for each in cache] for cache in self.caches]
-        run = OPS["fuse_layers"](self.drawn.layers)
-        return run(self.hidden, self.ropes, self.stored, self.slots, self.made.fresh_plan(), window, self.entering)[:-3]
+        self.stored = [[each.clone() for each in cache] for cache in self.caches][:num_layers]
+        run = OPS["fuse_layers"](self.drawn.layers[:num_layers])
+        cache = self.stored, self.slots, self.made.fresh_plan()
+        return run(self.hidden, self.ropes, *cache, window, self.entering, **options)[:-3]
 
     def alone(self, request: int, token: int) -> torch.Tensor:
         """Run one token whose request has the keys and values of its path in its cache, in another order of slots."""
@@ -266,6 +267,19 @@ def test_outputs_of_some_tokens_are_those_of_all(dtype: torch.dtype, data: Any) 
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@settings(max_examples=5, deadline=None)
+@given(data=st.data(), wanted=st.sets(st.sampled_from([0, 1])))
+def test_inputs_of_layers_are_written_where_they_are_wanted(dtype: torch.dtype, data: Any, wanted: set[int]) -> None:
+    run = Run(data, dtype, [Request(20, 2), Request(40, 1, TREE), Request(7, 90)])
+    expected = run.fused()
+    inputs = {layer: torch.full_like(run.hidden, 7) for layer in wanted}
+    assert torch.equal(run.fused(inputs=inputs), expected)
+    given = run.hidden[:-3], run.fused(num_layers=1)
+    for layer, memory in inputs.items():
+        assert torch.equal(memory[:-3], given[layer])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf, -torch.inf])
 @settings(max_examples=2, deadline=None)
 @given(data=st.data())
@@ -297,6 +311,9 @@ def test_what_does_not_fit_is_refused(data: Any) -> None:
             with pytest.raises(ValueError, match="the input of query, key and value begins with 32 columns"):
                 run.fused()
         run.entering = entering
+    for wrong in (run.hidden.double(), run.hidden[1:], run.hidden.T.contiguous().T):
+        with pytest.raises(ValueError, match="the memory for the input of layer 1"):
+            run.fused(inputs={1: wrong})
     for cache in (
         [keys.double(), values],
         [keys, values.transpose(1, 2)],

@@ -56,7 +56,7 @@ def test_positions_past_the_length_limit_do_no_harm() -> None:
     decoder = LLM("tiny", max_model_len=64, disable_log_stats=True).engine.target.decoder
 
     class Unchanged:
-        def run_layers(self, run: Any, start: int, end: int, hidden: Any, ropes: Any) -> torch.Tensor:
+        def run_layers(self, run: Any, start: int, end: int, hidden: Any, ropes: Any, inputs: Any) -> torch.Tensor:
             assert all(len(each) == 2 for angles in ropes for each in angles)
             return hidden
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -120,12 +121,14 @@ class PagedAttention:
         ropes: Sequence[tuple[torch.Tensor, torch.Tensor]],
         entering: torch.Tensor | None = None,
         rows: torch.Tensor | None = None,
+        inputs: Mapping[int, torch.Tensor] = MappingProxyType({}),
     ) -> torch.Tensor:
         """Run fused layers, first to past - 1, on the tokens of the current forward pass. run: what the operation
-        `fuse_layers` returned; hidden, ropes, entering, rows, and the result: as it has them."""
+        `fuse_layers` returned; hidden, ropes, entering, rows, inputs, and the result: as it has them."""
         caches = [self._kv.cache(*place) for place in self._places[first:past]]
         plan_of_rows = None if rows is None else self._plan_of(rows)
-        return run(hidden, ropes, caches, self._slot_mapping, self._plan, self._window, entering, rows, plan_of_rows)
+        cache = caches, self._slot_mapping, self._plan, self._window
+        return run(hidden, ropes, *cache, entering, rows, plan_of_rows, inputs)
 
     def _plan_of(self, rows: torch.Tensor) -> AttentionPlan:
         """Return the plan of some tokens alone, made once for all layers that ask for the same rows."""

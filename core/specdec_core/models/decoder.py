@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -56,32 +55,29 @@ class RecordedDecoder:
         packed: from each linear layer to its `PackedLinear`.
         fuse: the operation `fuse_layers`.
         norm: the last norm, which may have been replaced.
-        taps: the proposer's. The layers between two taps become one call.
+        taps: the proposer's.
         """
         layers = [with_products(layer, packed) for layer in self.layers]
-        stops = {int(tap.removeprefix("input.")) for tap in taps if tap != "final"}
-        spans = []
-        for start, end in pairwise(sorted({0, *stops, len(layers)})):
-            known = [layer for layer in layers[start:end] if layer is not None]
-            run = fuse(known) if len(known) == end - start else None
-            if run is None:
-                return None
-            spans.append((start, end, run))
-        return Decoder(self.embed, self.ropes, norm, attention, tuple(spans), frozenset(taps))
+        known = [layer for layer in layers if layer is not None]
+        run = fuse(known) if len(known) == len(layers) else None
+        if run is None:
+            return None
+        return Decoder(self.embed, self.ropes, norm, attention, run, len(layers), frozenset(taps))
 
 
 @frozen(eq=False)
 class Decoder:
     """A model's layers, fused by a plugin, from the embedding to the last norm.
 
-    spans: the first layer of each call, the layer past its last one, and the call.
+    run: all layers in one call.
     """
 
     embed: Callable[[torch.Tensor], torch.Tensor]
     ropes: tuple[Angles, ...]
     norm: nn.Module
     attention: PagedAttention
-    spans: tuple[tuple[int, int, Run], ...]
+    run: Run
+    num_layers: int
     taps: frozenset[str]
 
     def forward(
@@ -94,9 +90,11 @@ class Decoder:
         ropes = [(cos.index_select(0, at), sin.index_select(0, at)) for cos, sin in self.ropes]
         hidden = self.embed(token_ids)
         features = {"input.0": hidden}
-        for start, end, run in self.spans:
-            hidden = self.attention.run_layers(run, start, end, hidden, ropes)
-            features[f"input.{end}"] = hidden
+        names = {f"input.{layer}": layer for layer in range(1, self.num_layers)}
+        inputs = {layer: torch.empty_like(hidden) for tap, layer in names.items() if tap in self.taps}
+        hidden = self.attention.run_layers(self.run, 0, self.num_layers, hidden, ropes, inputs=inputs)
+        features |= {f"input.{layer}": given for layer, given in inputs.items()}
+        features[f"input.{self.num_layers}"] = hidden
         if "final" in self.taps:
             features["final"] = self.norm(hidden)
             needed = features["final"].index_select(0, rows)

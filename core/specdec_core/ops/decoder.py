@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -143,6 +144,7 @@ class Run(Protocol):
         entering: torch.Tensor | None = None,
         rows: torch.Tensor | None = None,
         plan_of_rows: AttentionPlan | None = None,
+        inputs: Mapping[int, torch.Tensor] = MappingProxyType({}),
     ) -> torch.Tensor:
         """Run all layers on a flat batch of tokens. Returns [num_tokens or n, width].
 
@@ -155,6 +157,7 @@ class Run(Protocol):
             nothing.
         rows: int64 [n], the tokens whose outputs are wanted; None: all.
         plan_of_rows: the plan of these tokens alone; None: all.
+        inputs: by the index of a layer, contiguous memory [num_tokens, width], to which its input is written.
         """
         ...
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from operator import is_not
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,7 @@ class FusedLayers:
             self._fill(row, layer)
         self._windows = self._table["window"].copy()
         self._window: int | None = None  # of the last forward pass
+        self._copies: Mapping[int, torch.Tensor] = {}  # of the last forward pass, to which inputs were copied
         self._rope_widths = {layer.rope: layer.head_dim for layer in layers}
         products: Any = [[getattr(layer, name) for name in PRODUCTS] for layer in layers]
         width = products[0][1].num_out
@@ -121,10 +123,14 @@ class FusedLayers:
         entering: torch.Tensor | None = None,
         rows: torch.Tensor | None = None,
         plan_of_rows: AttentionPlan | None = None,
+        inputs: Mapping[int, torch.Tensor] = MappingProxyType({}),
     ) -> torch.Tensor:
         self._place(caches, hidden.dtype)
         self._set_window(window)
-        self._check(hidden, ropes, entering)
+        self._check(hidden, ropes, entering, inputs)
+        if inputs or self._copies:
+            self._copies = inputs
+            self._table["copy"] = [inputs[i].data_ptr() if i in inputs else 0 for i in range(len(self._layers))]
         tokens = _Tokens.of(
             hidden.clone(memory_format=torch.contiguous_format),
             self._sizes,
@@ -142,8 +148,20 @@ class FusedLayers:
         chosen.run_stages(self._table[-1:], ATTENTION, END)
         return chosen.hidden
 
-    def _check(self, hidden: torch.Tensor, ropes: Sequence[Angles], entering: torch.Tensor | None) -> None:
+    def _check(
+        self,
+        hidden: torch.Tensor,
+        ropes: Sequence[Angles],
+        entering: torch.Tensor | None,
+        inputs: Mapping[int, torch.Tensor],
+    ) -> None:
         dtype, num_tokens = hidden.dtype, hidden.shape[0]
+        for layer, memory in inputs.items():
+            if memory.dtype != dtype or memory.shape != hidden.shape or not memory.is_contiguous():
+                raise ValueError(
+                    f"the memory for the input of layer {layer} is {memory.dtype} {list(memory.shape)} with strides "
+                    f"{memory.stride()}: give {dtype} {list(hidden.shape)}, contiguous"
+                )
         for rope, width in self._rope_widths.items():
             for table in ropes[rope]:
                 if table.dtype != dtype or table.shape != (num_tokens, width):

@@ -29,12 +29,13 @@ NORM = np.dtype([("weight", np.int64), ("width", np.int64), ("eps", np.float64),
 LAYER = np.dtype(
     [(name, np.int64) for name in ("num_heads", "num_kv_heads", "head_dim", "rope", "activation", "window")]
     + [(name, np.int64) for name in ("num_slots", "keys", "key_stride", "values", "value_stride")]
-    + [(name, np.int64) for name in ("sinks", "num_sinks")]
+    + [(name, np.int64) for name in ("sinks", "num_sinks", "copy")]
     + [(name, np.float64) for name in ("scaling", "softcap")]
     + [(name, PRODUCT) for name in PRODUCTS]
     + [(name, NORM) for name in NORMS]
 )
-"""A layer's sizes and addresses. keys, values: those of its KV cache, each with the stride from row to row."""
+"""A layer's sizes and addresses. keys, values: those of its KV cache, each with the stride from row to row. copy: where
+its input is written, like [n, width]; 0: nowhere."""
 
 NORM_INPUT, QUERY_KEY_VALUE, ROTATE_AND_STORE, ATTENTION, ATTENTION_OUTPUT = range(5)
 NORM_BETWEEN, GATE_AND_UP, DOWN, NORM_OUTPUT, END = range(5, 10)
@@ -65,7 +66,12 @@ def run_stages(functions, num_parts, like, layers, stages, buffers, tokens, rope
         for slot in slots:
             if not -layers[layer]["num_slots"] <= slot < layers[layer]["num_slots"]:
                 return False
+    hidden = array_at(buffers[0], (tokens[0] * tokens[1],), like)
     for layer in range(len(layers)):
+        if layers[layer]["copy"] != 0 and stages[0] == NORM_INPUT:
+            copy = array_at(layers[layer]["copy"], hidden.shape, like)
+            for i in range(len(hidden)):
+                copy[i] = hidden[i]
         for stage in range(stages[0], stages[1]):
             for part in prange(num_parts):
                 where = np.int64(stage), np.int64(part), num_parts, functions[1], layers[layer : layer + 1]

@@ -169,7 +169,7 @@ def train_draft(work: Path, method: str, threads: int | None, *, further: bool =
         evaluate_every=1000,
         eval_prompts=32,
         prompt_len=256,
-        resume=True,
+        resume=out.exists(),
     )
     train(spec, settings, spec.train.options(**OPTIONS[method]))
     size = (out / "model.safetensors").stat().st_size

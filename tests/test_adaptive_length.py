@@ -88,3 +88,61 @@ def test_small_steps_can_be_measured() -> None:
     config = {"method": "suffix", "adaptive_draft_length": True}
     found, _ = run(config, 0.0, 8, max_num_batched_tokens=3, max_num_seqs=2)
     assert found == run(None, 0.0, 8)[0]
+
+
+class Recorded:
+    """Runs EAGLE-3 step by step, and records its drafts: {(request id, number of tokens): draft tokens}."""
+
+    def __init__(self) -> None:
+        config = {"method": "eagle3", "eagle_topk": 1, "num_speculative_tokens": 4, "adaptive_draft_length": True}
+        self.llm = LLM("tiny", dtype="float32", speculative_config=config, disable_log_stats=True)
+        self.drafts: dict[tuple[str, int], list[int]] = {}
+        self.num_calls, self.num_idle, self.drafting = 0, 0, True
+        (drafter,) = self.llm.engine._speculation.drafters
+        budget, proposer, observer = drafter.budget, drafter.proposer.proposer, drafter.observer
+        assert budget is not None
+        budget._choose = lambda rows, limits: limits if self.drafting else [0] * len(limits)  # type: ignore[method-assign]
+        budget._curve.add = lambda *of: None  # type: ignore[method-assign]
+        budget._curve.seconds = torch.ones(len(budget._curve.seconds)).numpy()
+        budget._retries.pay(1e9)
+        propose, observe, put_off = proposer.propose, proposer.observe, observer.put_off
+
+        def record(batch: Any) -> Any:
+            self.num_calls += 1
+            draft = propose(batch)
+            for request, tree in zip(batch.requests, map(draft.tree, range(len(batch.requests))), strict=True):
+                self.drafts[request.id, request.num_tokens] = list(tree.token_ids)
+            return draft
+
+        def count_call(observation: Any) -> None:
+            self.num_calls += 1
+            observe(observation)
+
+        def count_idle(*of: Any) -> None:
+            self.num_idle += 1
+            put_off(*of)
+
+        proposer.propose, proposer.observe, observer.put_off = record, count_call, count_idle
+        for seed, prompt in enumerate(PROMPTS):
+            params = SamplingParams(seed=seed, max_tokens=300, ignore_eos=True)
+            self.llm.engine.add_request(self.llm.get_tokenizer().encode(prompt), params)
+
+
+def test_drafts_after_a_long_pause_are_those_of_a_head_that_had_none() -> None:
+    paused, always = Recorded(), Recorded()
+    paused.drafting = False
+    for _ in range(200):
+        paused.llm.engine.step()
+    assert paused.num_calls <= 2, "the prompts"
+    assert paused.num_idle > 190
+    paused.drafting = True
+    for each in (paused, always):
+        while each.llm.engine.has_unfinished:
+            each.llm.engine.step()
+    common = paused.drafts.keys() & always.drafts.keys()
+    pairs = [(paused.drafts[at], always.drafts[at]) for at in common]
+    assert len(pairs) > 20
+    for ours, theirs in pairs:  # how deep they are depends on the other requests
+        assert all(a == b for a, b in zip(ours, theirs, strict=False))
+    assert sum(min(map(len, pair)) for pair in pairs) > 2 * len(pairs)
+    assert min(length for _, length in paused.drafts) > 200

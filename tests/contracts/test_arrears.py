@@ -8,6 +8,7 @@ draft for that request again.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -197,17 +198,9 @@ def test_a_request_that_was_dropped_drafts_again_after_a_preemption(ledger_llm: 
     assert proposer_of(llm).asked == [[request_id]] * 2
 
 
-def the_last_token_is_lost(patch: pytest.MonkeyPatch) -> None:
-    keep = Arrears.keep
-
-    def short(self: Any, requests: Any, *of: Any) -> None:
-        keep(self, requests, *of)
-        for kept in (self._kept[request.id] for request in requests if request.id in self._kept):
-            step, row, number = kept.parts.pop()
-            kept.parts.append((step, row, number - 1))
-            kept.num_tokens -= 1
-
-    patch.setattr(Arrears, "keep", short)
+def a_forward_pass_is_lost(patch: pytest.MonkeyPatch) -> None:
+    keep, calls = Arrears.keep, count()
+    patch.setattr(Arrears, "keep", lambda self, *of: keep(self, *of) if next(calls) % 3 else None)
 
 
 def features_of_another_token(patch: pytest.MonkeyPatch) -> None:
@@ -238,12 +231,12 @@ def rows_of_another_request(patch: pytest.MonkeyPatch) -> None:
 
 
 def shown_twice(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Arrears, "drop", lambda self, request: self._kept.get(request.id))
+    patch.setattr(Arrears, "drop", lambda self, request: None)
 
 
 @pytest.fixture(
     params=[
-        the_last_token_is_lost,
+        a_forward_pass_is_lost,
         features_of_another_token,
         the_token_that_follows_is_an_old_one,
         rows_of_another_request,

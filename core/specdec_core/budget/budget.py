@@ -28,6 +28,8 @@ FREE = 1.01
 NUM_HELD = 8
 """Drafts from which is learned at once, and steps for which the choice before drafting holds if the requests stay the
 same: both take as long as a small draft."""
+NUM_IDLE = 32
+"""Steps for which the choice holds that no request drafts: only costs may change meanwhile."""
 
 
 class Budget:
@@ -61,6 +63,8 @@ class Budget:
         self._num_retried = 0  # requests that draft in this step only because they are tried again
         self._judged: set[str] = set()  # ids of requests about which `share` has decided
         self._num_steps = 0
+        self._idle: Sequence[RequestView] | None = None  # the requests of the last step, if none of them drafted
+        self._num_idle = 0  # steps since this was decided
         self._held: tuple[list[str], list[int], int] | None = None  # the last choice, and how many steps it has held
         self._past: list[Past] = []  # drafts from which is to be learned
         # Of this step: the requests that draft, and what they may ask.
@@ -80,12 +84,26 @@ class Budget:
         self.survival.finish(request)
         self._off.discard(request.id)
         self._judged.discard(request.id)
+        self._idle = None
 
     def is_off(self, request: RequestView) -> bool:
         """Whether a request does not draft at present. A new request is not expected to either, while no other does."""
         if request.id in self._off:
             return True
         return self._is_all_off and request.id not in self._judged and not self._retries.is_due
+
+    def is_idle(self, requests: Sequence[RequestView]) -> bool:
+        """Whether it is already decided that none of these requests drafts in this step. Called in each step."""
+        if requests != self._idle or self._num_idle >= NUM_IDLE or self._retries.is_due:
+            self._idle = None
+            return False
+        self._num_idle += 1
+        return True
+
+    def begin_idle(self, requests: Sequence[RequestView]) -> None:
+        """Decide that these requests, of which none drafts in this step, do not draft in the next ones."""
+        self._idle, self._num_idle = list(requests), 0
+        self._held = None  # the next choice is a new one
 
     def share(self, requests: Sequence[RequestView], limits: Sequence[int], so_far: Expected) -> list[int]:
         """Return the most draft tokens of each request; 0: it does not draft in this step.

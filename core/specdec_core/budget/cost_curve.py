@@ -13,7 +13,7 @@ NUM_KEPT, NUM_NEEDED = 15, 5
 steps do not."""
 STALE = 128
 """Measurements older than this many steps are dropped: the load of the machine may have changed."""
-NUM_BETWEEN = 8
+NUM_BETWEEN = 32
 """Measured steps between two updates of the table."""
 
 

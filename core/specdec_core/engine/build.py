@@ -154,12 +154,13 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
             draft_groups.append(group)
         with _explaining(method.config, method.spec, plugins):
             drafters.append(_drafter(method, design, target, of_draft, curve))
+    speculation = Speculation(drafters, device, curve)
     return Parts(
         target=target,
         kv=kv,
         runner=runner,
-        speculation=Speculation(drafters, device, curve),
-        scheduler=_scheduler(design, kv, draft_groups),
+        speculation=speculation,
+        scheduler=_scheduler(design, kv, draft_groups, speculation),
         verification=verification,
         token_texts=token_texts,
         num_speculative_tokens=design.num_speculative_tokens,
@@ -349,7 +350,7 @@ def _drafter(
     )
 
 
-def _scheduler(design: Design, kv: KVManager, draft_groups: Sequence[int]) -> Scheduler:
+def _scheduler(design: Design, kv: KVManager, draft_groups: Sequence[int], speculation: Speculation) -> Scheduler:
     config, speculative = design.config, design.speculative
     most_requests = speculative.disable_by_batch_size if speculative else None
     return Scheduler(
@@ -360,6 +361,7 @@ def _scheduler(design: Design, kv: KVManager, draft_groups: Sequence[int]) -> Sc
         block_size=config.block_size,
         scratch_slots=design.plan.scratch_slots,
         draft_groups=draft_groups,
+        is_idle=speculation.is_idle,
     )
 
 

@@ -88,7 +88,13 @@ class Drafter:
         wanted = [self._limit(request, budget) if budget else 0 for request, budget in pairs]
         if self.budget is not None:
             so_far = Expected(schedule.num_decode_requests, sum(schedule.num_known))
+            may_idle = not schedule.num_prefill_tokens and all(
+                number or self.observer.is_lost(request)
+                for request, number in zip(schedule.requests, wanted, strict=True)
+            )
             wanted = self.budget.share(schedule.requests, wanted, so_far)
+            if may_idle and not any(wanted):
+                self.budget.begin_idle(schedule.requests)
         drafting = [request for request, budget in zip(schedule.requests, wanted, strict=True) if budget]
         if not drafting:
             return None, None

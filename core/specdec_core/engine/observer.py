@@ -38,6 +38,7 @@ class Observer:
         self._proposer, self._plan, self._max_tokens = proposer, plan, max_tokens
         self._arrears = Arrears(device)
         self._lost: WeakSet[Request] = WeakSet()  # the proposer has not seen some of their tokens
+        self._all_lost: list[Request] = []  # a batch of such requests
 
     def may_draft(self, request: Request) -> bool:
         """Whether the proposer may draft for a request now."""
@@ -57,8 +58,22 @@ class Observer:
             taps, number = self._plan.taps, self._plan.top_tokens
             self._show(observation_of(schedule, computed, draft, verdict, on, taps, number))
         if len(on) < len(wanted):
-            self._put_off(schedule, computed, verdict, [i for i in wanted if i not in set(on)])
+            off = [i for i in wanted if i not in set(on)]
+            is_sound = (verdict.token_ids[:, 0] >= 0).tolist()
+            self._put_off(schedule, computed, off, [schedule.num_known[i] if is_sound[i] else 0 for i in off])
         return len(on)
+
+    def put_off(self, schedule: Schedule, computed: Computed) -> None:
+        """Store the hidden states of a forward pass in which drafting was turned off for all requests, and each had its
+        root only. The short way of `observe`."""
+        if not self._plan.observes or schedule.requests == self._all_lost:
+            return
+        number = len(schedule.requests)
+        if self._lost or self._arrears.num_tokens + number > self._max_tokens:
+            self._put_off(schedule, computed, range(number), schedule.num_known)
+        else:  # without padding, which is last
+            features = {tap: computed.features[tap][:number] for tap in self._plan.taps}
+            self._arrears.keep(schedule.requests, schedule.num_known, features)
 
     def catch_up(self, requests: Sequence[Request]) -> None:
         """Show the proposer the stored hidden states of these requests, which are then no longer stored."""
@@ -69,6 +84,7 @@ class Observer:
         """Drop the stored hidden states of a request that has ended or starts over."""
         self._arrears.drop(request)
         self._lost.discard(request)
+        self._all_lost = []
 
     def _show(self, observation: Observation) -> None:
         with self._proposer.called() as proposer:
@@ -76,14 +92,16 @@ class Observer:
 
     def may_ever_draft(self, request: Request) -> bool:
         """Whether the proposer may draft for a request, at once or after a late observation."""
-        return request not in self._lost and request.params.num_speculative_tokens != 0
+        return not self.is_lost(request) and request.params.num_speculative_tokens != 0
 
-    def _put_off(self, schedule: Schedule, computed: Computed, verdict: Verdict, off: list[int]) -> None:
-        """Store the hidden states of the requests with these indices, which have no draft tokens. While this would
-        exceed max_tokens stored tokens, the request with the most stored tokens is evicted: its hidden states are shown
-        to the proposer if `pays` returns True for the request, else dropped."""
-        is_sound = (verdict.token_ids[:, 0] >= 0).tolist()
-        counts = [schedule.num_known[i] if is_sound[i] else 0 for i in off]
+    def is_lost(self, request: Request) -> bool:
+        """Whether hidden states of the request were dropped, so that it does not draft until it starts over."""
+        return request in self._lost
+
+    def _put_off(self, schedule: Schedule, computed: Computed, off: Sequence[int], counts: list[int]) -> None:
+        """Store the hidden states of the requests with these indices, which have no draft tokens: of `counts` tokens of
+        each. While this would exceed max_tokens stored tokens, the request with the most stored tokens is evicted: its
+        hidden states are shown to the proposer if `pays` returns True for the request, else dropped."""
         requests = [schedule.requests[i] for i in off]
         num_tokens = sum(counts)
         while self._arrears.num_tokens and self._arrears.num_tokens + num_tokens > self._max_tokens:
@@ -95,6 +113,9 @@ class Observer:
                 self._lost.add(most)
         if self._lost:
             counts = [0 if request in self._lost else count for request, count in zip(requests, counts, strict=True)]
+        if not any(counts):
+            self._all_lost = requests
+            return
         features = {}
         if self._plan.taps:
             rows = computed.batch.rows_of_known(off, counts)

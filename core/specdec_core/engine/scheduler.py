@@ -7,7 +7,7 @@ tokens come first, those of running requests before those of waiting ones. Draft
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from numbers import Integral
 
@@ -70,6 +70,7 @@ class Scheduler:
     scratch_slots: the number of KV-cache slots per request that a proposer may overwrite while it drafts. The first is
         the slot of the root (the request's last token).
     draft_groups: the KV cache's groups of layers that belong to draft models.
+    is_idle: whether none of these requests drafts in this step.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class Scheduler:
         block_size: int,
         scratch_slots: int,
         draft_groups: Sequence[int] = (),
+        is_idle: Callable[[Sequence[Request]], bool] = lambda requests: False,
     ) -> None:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -92,6 +94,7 @@ class Scheduler:
         self._block_size = block_size
         self._scratch_slots = scratch_slots
         self._draft_groups = draft_groups
+        self._is_idle = is_idle
         self._stuck: tuple[str, int] | None = None  # a request that did not fit, with so many free blocks
         self._turns = count()
 
@@ -175,6 +178,8 @@ class Scheduler:
     def _deal_drafts(self, room: int, num_running: int, schedule: Schedule) -> None:
         """Set the scheduled requests' budgets: deal out `room` draft tokens evenly, and reserve their slots. A request
         whose draft finds too few free KV blocks gets none. Those that got more than others come last next time."""
+        if self._is_idle(schedule.requests):
+            return
         wanted = [self._limit(request, num_running) for request in schedule.requests]
         drafting = [i for i, number in enumerate(wanted) if number]
         drafting.sort(key=lambda i: schedule.requests[i].draft_turn)

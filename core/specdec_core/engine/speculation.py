@@ -35,7 +35,15 @@ class Speculation:
     def __init__(self, drafters: Sequence[Drafter], device: torch.device, curve: CostCurve | None = None) -> None:
         self.drafters, self._device, self._curve = tuple(drafters), device, curve
         self._empty_drafts: dict[int, Draft] = {}
+        self._is_idle = False  # in this step
         self._started: WeakSet[Request] = WeakSet()  # weak: a request's listener may refer to the engine
+
+    def is_idle(self, requests: Sequence[Request]) -> bool:
+        """Whether it was decided in earlier steps that none of the scheduled requests drafts in this one. Always, if
+        there is no proposer. Called before the other methods in each step."""
+        budgets = (drafter.budget for drafter in self.drafters)
+        self._is_idle = all(budget is not None and budget.is_idle(requests) for budget in budgets)
+        return self._is_idle
 
     def announce(self, schedule: Schedule) -> None:
         """Tell the proposers which requests were preempted, and which are scheduled for the first time."""
@@ -51,6 +59,8 @@ class Speculation:
     def propose(self, schedule: Schedule) -> tuple[Draft, Sequence[PendingCheck]]:
         """Return one draft over all scheduled requests, combined from the proposers' drafts, and the pending checks of
         drafts on a device. The checks must be resolved before tokens are emitted."""
+        if self._is_idle:
+            return self._empty_draft(len(schedule.requests)), ()
         found = [drafter.propose(schedule) for drafter in self.drafters]
         drafts = [draft for draft, _ in found if draft is not None and draft.num_nodes]
         checks = [check for _, check in found if check is not None]
@@ -68,7 +78,10 @@ class Speculation:
         """Pass the hidden states of a forward pass to the proposers that want them. The verdict (the result of
         verification) is on the host."""
         for drafter in self.drafters:
-            drafter.observe(schedule, computed, draft, verdict)
+            if self._is_idle:
+                drafter.observer.put_off(schedule, computed)
+            else:
+                drafter.observe(schedule, computed, draft, verdict)
 
     def end_step(self, report: StepReport) -> None:
         """Learn from a step's times what the next ones will cost."""

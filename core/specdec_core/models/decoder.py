@@ -62,7 +62,8 @@ class RecordedDecoder:
         run = fuse(known) if len(known) == len(layers) else None
         if run is None:
             return None
-        return Decoder(self.embed, self.ropes, norm, attention, run, len(layers), frozenset(taps))
+        copied = tuple(layer for layer in range(1, len(layers)) if f"input.{layer}" in taps)
+        return Decoder(self.embed, self.ropes, norm, attention, run, len(layers), copied, frozenset(taps))
 
 
 @frozen(eq=False)
@@ -70,6 +71,7 @@ class Decoder:
     """A model's layers, fused by a plugin, from the embedding to the last norm.
 
     run: all layers in one call.
+    copied: the layers between the first and the last whose inputs are taps.
     """
 
     embed: Callable[[torch.Tensor], torch.Tensor]
@@ -78,6 +80,7 @@ class Decoder:
     attention: PagedAttention
     run: Run
     num_layers: int
+    copied: tuple[int, ...]
     taps: frozenset[str]
 
     def forward(
@@ -90,11 +93,13 @@ class Decoder:
         ropes = [(cos.index_select(0, at), sin.index_select(0, at)) for cos, sin in self.ropes]
         hidden = self.embed(token_ids)
         features = {"input.0": hidden}
-        names = {f"input.{layer}": layer for layer in range(1, self.num_layers)}
-        inputs = {layer: torch.empty_like(hidden) for tap, layer in names.items() if tap in self.taps}
+        inputs: dict[int, torch.Tensor] = {}
+        if self.copied:
+            memory = hidden.new_empty((len(self.copied), *hidden.shape))
+            inputs = dict(zip(self.copied, memory.unbind(), strict=True))
         hidden = self.attention.run_layers(self.run, 0, self.num_layers, hidden, ropes, inputs=inputs)
-        features |= {f"input.{layer}": given for layer, given in inputs.items()}
-        features[f"input.{self.num_layers}"] = hidden
+        for layer, given in (*inputs.items(), (self.num_layers, hidden)):
+            features[f"input.{layer}"] = given
         if "final" in self.taps:
             features["final"] = self.norm(hidden)
             needed = features["final"].index_select(0, rows)

@@ -71,7 +71,8 @@ class FusedLayers:
             self._fill(row, layer)
         self._windows = self._table["window"].copy()
         self._window: int | None = None  # of the last forward pass
-        self._copies: Mapping[int, torch.Tensor] = {}  # of the last forward pass, to which inputs were copied
+        self._copies = self._table["copy"]
+        self._num_copies = 0  # in the last forward pass
         self._rope_widths = {layer.rope: layer.head_dim for layer in layers}
         products: Any = [[getattr(layer, name) for name in PRODUCTS] for layer in layers]
         width = products[0][1].num_out
@@ -128,9 +129,7 @@ class FusedLayers:
         self._place(caches, hidden.dtype)
         self._set_window(window)
         self._check(hidden, ropes, entering, inputs)
-        if inputs or self._copies:
-            self._copies = inputs
-            self._table["copy"] = [inputs[i].data_ptr() if i in inputs else 0 for i in range(len(self._layers))]
+        self._set_copies(inputs)
         tokens = _Tokens.of(
             hidden.clone(memory_format=torch.contiguous_format),
             self._sizes,
@@ -175,6 +174,13 @@ class FusedLayers:
                 f"entering is {given}: the input of query, key and value begins with {width} columns of it; give "
                 + (f"{dtype} [{num_tokens}, {width}]" if width else "None")
             )
+
+    def _set_copies(self, inputs: Mapping[int, torch.Tensor]) -> None:
+        if self._num_copies:
+            self._copies[:] = 0
+        self._num_copies = len(inputs)
+        for layer, memory in inputs.items():
+            self._copies[layer] = memory.data_ptr()
 
     def _set_window(self, window: int | None) -> None:
         """Limit each layer's window to that of the forward pass."""

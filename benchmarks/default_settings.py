@@ -1,0 +1,151 @@
+"""Measures whether speculation with default settings is ever slower than plain decoding.
+
+    python benchmarks/default_settings.py [--only METHOD]     # writes benchmarks/results/default_settings.json
+
+Each cell is a method, a kind of prompt, a temperature and a batch size. In each round, the same prompts are decoded
+plainly and with the method, in turn. A cell's figure is the median of the ratios of tokens per second, with a 95 %
+confidence interval of their geometric mean. The cells with the lowest medians are repeated with more rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice, product
+from math import exp, log, sqrt
+from pathlib import Path
+from pydoc_data.topics import topics
+from statistics import geometric_mean, mean, median, stdev
+from typing import Any
+
+import heldout
+from measuring import RESULTS, command, machine, write
+from prompts import edit_prompts
+
+from specdec_core import LLM, SamplingParams
+
+METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {},
+    # Every round has the same prompts: the cache would find the outputs of the round before.
+    "suffix": {"suffix_decoding_max_cached_requests": 0},
+    "draft_model": {},
+    "eagle3": {},
+}
+MORE_METHODS: dict[str, dict[str, Any]] = {"eagle": {}, "mtp": {}, "mlp_speculator": {}, "medusa": {}}
+KINDS, FEWER_KINDS = ("code", "edits", "text", "random"), ("code", "random")
+BATCHES, FEWER_BATCHES = (1, 8, 64), (1, 16)
+TEMPERATURES = (0.0, 1.0)
+NUM_ALONE = 4
+"""Prompts of a round with batch size 1."""
+NUM_REPEATED, REPEATED_ROUNDS = 10, 15
+STUDENT = {5: 2.776, 15: 2.145}
+"""The 97.5 % quantile of Student's t distribution, by number of rounds."""
+
+
+def texts_of(kind: str) -> Iterator[str]:
+    """The prompts of a kind, without end. text: articles of Python's documentation. random: see `prompts_of`."""
+    return cycle({"code": [*heldout.texts()], "edits": [*edit_prompts().values()], "text": _articles()}[kind])
+
+
+def _articles() -> list[str]:
+    articles = [topics[name].strip() for name in sorted(topics)]
+    return [text[: text.rfind(" ", 0, 900)] for text in articles if len(text) > 1200]
+
+
+def prompts_of(kind: str, number: int, llm: LLM) -> list[Any]:
+    if kind != "random":
+        return [*islice(texts_of(kind), number)]
+    draws, vocab_size = random.Random(0), llm.engine.target.info.vocab_size
+    return [{"prompt_token_ids": [draws.randrange(2, vocab_size) for _ in range(128)]} for _ in range(number)]
+
+
+def tokens_per_s(llm: LLM, prompts: list[Any], temperature: float, batch_size: int, max_tokens: int) -> float:
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    started, num_tokens = time.perf_counter(), 0
+    for i in range(0, len(prompts), batch_size):
+        for output in llm.generate(prompts[i : i + batch_size], params, use_tqdm=False):
+            num_tokens += len(output.outputs[0].token_ids)
+    return num_tokens / (time.perf_counter() - started)
+
+
+def measure_cell(plain: LLM, llm: LLM, cell: dict[str, Any], max_tokens: int, rounds: int) -> dict[str, Any]:
+    batch_size = cell["batch_size"]
+    prompts = prompts_of(cell["prompts"], NUM_ALONE if batch_size == 1 else batch_size, plain)
+
+    def run(each: LLM) -> float:
+        return tokens_per_s(each, prompts, cell["temperature"], batch_size, max_tokens)
+
+    run(plain), run(llm)  # to warm up
+    pairs = []
+    for i in range(rounds):
+        first, second = (plain, llm) if i % 2 else (llm, plain)
+        pair = {id(first): run(first), id(second): run(second)}
+        pairs.append((pair[id(plain)], pair[id(llm)]))
+    return {**cell, "plain_tokens_per_s": round(median(a for a, _ in pairs), 1), **summary([b / a for a, b in pairs])}
+
+
+def summary(ratios: list[float]) -> dict[str, Any]:
+    logs = [log(ratio) for ratio in ratios]
+    half = STUDENT[len(logs)] * stdev(logs) / sqrt(len(logs))
+    return {
+        "ratios": [round(ratio, 3) for ratio in ratios],
+        "median": round(median(ratios), 3),
+        "low": round(exp(mean(logs) - half), 3),
+        "high": round(exp(mean(logs) + half), 3),
+    }
+
+
+def cells_of(method: str) -> list[dict[str, Any]]:
+    kinds, batches = (KINDS, BATCHES) if method in METHODS else (FEWER_KINDS, FEWER_BATCHES)
+    return [
+        {"method": method, "prompts": kind, "temperature": temperature, "batch_size": batch}
+        for kind, temperature, batch in product(kinds, TEMPERATURES, batches)
+    ]
+
+
+def is_cell(row: dict[str, Any], cell: dict[str, Any]) -> bool:
+    return all(row[key] == cell[key] for key in cell)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--only", nargs="+", default=[*METHODS, *MORE_METHODS], metavar="METHOD")
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--rounds", type=int, choices=STUDENT, default=5)
+    parser.add_argument("--options", type=json.loads, default={}, help="more keys of speculative_config, as JSON")
+    parser.add_argument("--where", type=json.loads, default={}, help="only cells with these values, as JSON")
+    parser.add_argument("--out", type=Path, default=RESULTS / "default_settings.json")
+    args = parser.parse_args()
+    record: dict[str, Any] = {"command": command("default_settings.py"), "machine": machine(), "rows": []}
+    record |= {"max_tokens": args.max_tokens, "options": args.options}
+    with LLM(args.model, disable_log_stats=True) as plain:
+
+        def measure(cells: list[dict[str, Any]], rounds: int, add: Callable[[dict[str, Any]], None]) -> None:
+            for method in dict.fromkeys(cell["method"] for cell in cells):
+                config = {"method": method, **(METHODS | MORE_METHODS)[method], **args.options}
+                with LLM(args.model, speculative_config=config, disable_log_stats=True) as llm:
+                    for cell in cells:
+                        if cell["method"] == method:
+                            row = measure_cell(plain, llm, cell, args.max_tokens, rounds)
+                            print(*cell.values(), row["median"], row["low"], row["high"], flush=True)
+                            add(row)
+                            write(record, args.out)
+
+        cells = [cell for method in args.only for cell in cells_of(method) if is_cell(cell, args.where)]
+        measure(cells, args.rounds, record["rows"].append)
+        if not args.where:
+            worst = sorted(record["rows"], key=lambda row: row["median"])[:NUM_REPEATED]
+            again = [next(cell for cell in cells if is_cell(row, cell)) for row in worst]
+            record["repeated"] = []
+            measure(again, REPEATED_ROUNDS, record["repeated"].append)
+    medians = [row["median"] for row in record["rows"]]
+    record["median"], record["geometric_mean"] = median(medians), round(geometric_mean(medians), 3)
+    write(record, args.out)
+
+
+if __name__ == "__main__":
+    main()

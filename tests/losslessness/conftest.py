@@ -45,10 +45,12 @@ class PluginsForTests:
         return getattr(self._installed, name)
 
 
-def _make_llm(model_dir: Path, method: str | None, *, options: dict[str, Any] | None = None, **kw: Any) -> Any:
+def _make_llm(
+    model_dir: Path, method: str | list[Any] | None, *, options: dict[str, Any] | None = None, **kw: Any
+) -> Any:
     """Make an LLM.
 
-    method: the draft method; None: plain decoding.
+    method: the draft method, or several as in speculative_config; None: plain decoding.
     options: the method's own keys of speculative_config.
     kw: keyword arguments of LLM.
     """
@@ -66,7 +68,7 @@ def _make_llm(model_dir: Path, method: str | None, *, options: dict[str, Any] | 
         **kw,
     }
     if method is not None:
-        num_tokens = {"random_tree": 32, "merged": 24, "table": 9}.get(method, 5)
+        num_tokens = {"random_tree": 32, "merged": 24, "table": 9}.get(str(method), 5)
         settings["speculative_config"] = {"method": method, "num_speculative_tokens": num_tokens, **(options or {})}
     return LLM(str(model_dir), plugins=PluginsForTests(), **settings)
 

@@ -55,7 +55,7 @@ class Case:
     sampling: keyword arguments of SamplingParams, besides the temperature.
     """
 
-    method: str
+    method: Any
     options: dict[str, Any]
     sampling: dict[str, Any] = field(factory=dict)
 
@@ -68,6 +68,10 @@ IN_CI = {
     "chosen tree": Case("random_tree", {"observe": False, "full": True}),
     "good chain": Case("table", {**CHAIN, **DRAWN, **DEAD_TAILS}, {"top_p": 0.9, "frequency_penalty": 0.6}),
     "chain within a budget": Case("table", {**CHAIN, **DRAWN, "adaptive_draft_length": True}),
+    "sampled chain beside a chosen tree": Case(
+        [{"method": "table", **CHAIN, **DRAWN}, {"method": "random_tree", "observe": False, "full": True}],
+        {"adaptive_draft_length": True},
+    ),
     "adversarial tree": Case(
         "table", {**TREE, **DRAWN, "quality": "adversarial", "sparse": True}, {"top_k": 6, "repetition_penalty": 1.4}
     ),

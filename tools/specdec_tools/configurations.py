@@ -32,7 +32,10 @@ class Configuration:
 
     @property
     def method(self) -> str:
-        return str((self.options.speculative_config or {}).get("method", "speculation"))
+        """The name of the method, or of several as in "suffix + eagle3"."""
+        given = (self.options.speculative_config or {}).get("method", "speculation")
+        entries = given if isinstance(given, list) else [given]
+        return " + ".join(str(each.get("method") if isinstance(each, Mapping) else each) for each in entries)
 
     def load(self) -> TimedModel:
         return TimedModel.load(self.options, is_synthetic=self.is_synthetic)
@@ -122,7 +125,7 @@ class Ran:
             how=how,
             max_tokens=params.max_tokens,
             num_speculative_tokens=model.llm.engine.num_speculative_tokens,
-            speculative_config={} if config is None else config.as_mapping(),
+            speculative_config=_complete(config),
             versions=_versions(model, configuration),
         )
 
@@ -139,12 +142,19 @@ class Ran:
         )
 
 
+def _complete(config: Any) -> dict[str, Any]:
+    """Return the complete speculative_config of an LLM as a mapping; several methods are listed in `method`."""
+    if config is None:
+        return {}
+    return {"method": [each.as_mapping() for each in config]} if isinstance(config, tuple) else config.as_mapping()
+
+
 def _versions(model: TimedModel, configuration: Configuration) -> dict[str, str]:
     """Return the versions of the software that ran, {distribution: version}.
 
     These are Python, torch, transformers, specdec-core, and all plugins that provide the method or compiled operations.
     """
-    parts = {f"proposer {configuration.method}", "ops"}
+    parts = {*(f"proposer {method}" for method in configuration.method.split(" + ")), "ops"}
     listed = [plugin for plugin in model.plugins.listing() if plugin.status == "ok" and parts & {*plugin.provides}]
     found = {plugin.distribution: plugin.version for plugin in listed}
     named = {name: version(name) for name in ("torch", "transformers", "specdec-core")}

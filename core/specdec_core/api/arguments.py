@@ -14,6 +14,7 @@ from attrs import NOTHING, evolve, fields_dict, frozen
 
 from specdec_core.api.old_vllm_arguments import OLD_KEYS, bracketed, level_of_caller, unbracketed, without_old_keys
 from specdec_core.api.prompts import load_tokenizer
+from specdec_core.api.several_methods import one_per_method, refuse_repeated
 from specdec_core.api.vllm_arguments import without_vllm_arguments, without_vllm_keys
 from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.config.engine import EngineConfig
@@ -23,7 +24,7 @@ from specdec_core.config.idle import idle_values
 from specdec_core.config.speculative import AUTO, SpeculativeConfig
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.engine import build
-from specdec_core.engine.build import Design
+from specdec_core.engine.build import Design, Speculating
 from specdec_core.engine.draft_kind import explain_draft_kind, explain_target_kind, refuse_other_kind
 from specdec_core.engine.plugin_errors import blaming
 from specdec_core.errors import ConfigError, NoDraftError, PluginError, nearest
@@ -49,7 +50,7 @@ class Prepared:
 
     config: EngineConfig
     plugins: Plugins
-    speculative: SpeculativeConfig | None
+    speculative: Speculating
     tokenizer: Any
 
 
@@ -58,7 +59,7 @@ def prepare(
     *,
     tokenizer: str | Path | None = None,
     skip_tokenizer_init: bool = False,
-    speculative_config: Mapping[str, Any] | SpeculativeConfig | None = None,
+    speculative_config: Any = None,
     plugins: Plugins | None = None,
     **engine_config: Any,
 ) -> Prepared:
@@ -85,11 +86,13 @@ def prepare(
     plugins, device = plugins or Plugins.load(), find_device(config.device)
     config = evolve(config, model=resolve_model(config.model, plugins.models))
     tokenizer = None if tokenizer is None else resolve_model(tokenizer, plugins.models)
-    speculative, idle = None, idle_values(fields_dict(EngineConfig), engine_config)
-    if speculative_config is not None:
-        flat = fill_in(speculative_config, model, plugins)
-        speculative = _speculative(flat, plugins, device)
-        idle += idle_values(fields_dict(DraftModelConfig) | fields_dict(type(speculative.options)), flat)
+    parsed, idle = [], idle_values(fields_dict(EngineConfig), engine_config)
+    for each in () if speculative_config is None else one_per_method(speculative_config, plugins):
+        flat = fill_in(each, model, plugins)
+        parsed.append(_speculative(flat, plugins, device))
+        idle += idle_values(fields_dict(DraftModelConfig) | fields_dict(type(parsed[-1].options)), flat)
+    refuse_repeated(parsed)
+    speculative = tuple(parsed) if len(parsed) > 1 else parsed[0] if parsed else None
     if idle:
         warnings.warn("; ".join(dict.fromkeys(idle)), stacklevel=level_of_caller())
     with explain_target_kind(config.model, config.revision, plugins):

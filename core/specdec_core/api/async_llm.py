@@ -44,7 +44,7 @@ class AsyncLLM:
         return not self._is_shut_down and not self._session.engine.is_dead
 
     @property
-    def speculative_config(self) -> SpeculativeConfig | None:
+    def speculative_config(self) -> SpeculativeConfig | tuple[SpeculativeConfig, ...] | None:
         """How this AsyncLLM speculates, complete with what was left out. None: plain decoding."""
         return self._session.speculative_config
 

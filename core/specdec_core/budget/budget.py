@@ -12,6 +12,7 @@ import torch
 from specdec_core.budget.choice import Expected, best_levels, best_nodes
 from specdec_core.budget.clock import Clock
 from specdec_core.budget.cost_curve import CostCurve
+from specdec_core.budget.coverage import expected_with, worth_beside
 from specdec_core.budget.levels import Levels
 from specdec_core.budget.nodes import Nodes, without
 from specdec_core.budget.retries import Retries
@@ -70,8 +71,10 @@ class Budget:
         # Of this step: the requests that draft, and what they may ask.
         self._requests: Sequence[RequestView] = ()
         self._rows = np.empty(0, dtype=np.int64)
+        self._worth = np.empty(0)  # the share of their accepted draft tokens that other proposers are to miss
         self._levels: Levels | None = None
         self._so_far = Expected(0, 0)
+        self._drafted_s = 0.0
         self._started = self._began = 0.0  # when the step's drafts did, with late observations and without
 
     def start(self, request: RequestView, *, is_sampled: bool) -> None:
@@ -112,15 +115,17 @@ class Budget:
         so_far: what the step is expected to yield without drafts of this proposer.
         """
         self._started = perf_counter()
-        self._so_far, self._num_retried = so_far, 0
+        self._so_far, self._num_retried, self._drafted_s = so_far, 0, 0.0
         asked = [request for request, limit in zip(requests, limits, strict=True) if limit]
         if not asked:
             return list(limits)
         most = [limit for limit in limits if limit]
+        covered = None if so_far.covered is None else so_far.covered[np.flatnonzero(limits)]
+        self._worth = worth_beside(covered, self.survival, self.survival.rows(asked))
         numbers = self._with_retries(most, self._numbers(asked, most))
         given = iter(numbers)
         self._requests = [request for request, number in zip(asked, numbers, strict=True) if number]
-        self._rows = self.survival.rows(self._requests)
+        self._rows, self._worth = self.survival.rows(self._requests), self._worth[np.flatnonzero(numbers)]
         return [next(given) if limit else 0 for limit in limits]
 
     def levels(self, limits: Sequence[int], device: torch.device) -> Levels | None:
@@ -134,7 +139,7 @@ class Budget:
         first_s = self._first.seconds(size)
         so_far = Expected(self._so_far.num_tokens, self._so_far.num_rows, self._so_far.draft_s + first_s)
         level_s = self._level.seconds(size)
-        self._levels = Levels(self._rows, limits, self.survival, self._curve.seconds, so_far, level_s)
+        self._levels = Levels(self._rows, limits, self.survival, self._worth, self._curve.seconds, so_far, level_s)
         return self._levels
 
     def keep(self, draft: Draft) -> Draft:
@@ -145,7 +150,7 @@ class Budget:
         is_read = draft.is_on_host(draft.scores, draft.parents, draft.q_rows)
         self._judges_nodes = draft.scores is not None and draft.q is None and is_read
         now = perf_counter()
-        drafted_s = now - self._began
+        drafted_s = self._drafted_s = now - self._began
         self._time(levels, size, drafted_s)
         if self._num_retried:
             self._pay_retry(now - self._started, size)
@@ -155,6 +160,14 @@ class Budget:
                 draft = self._cut(draft, drafted_s)
         self._past.append(Past(self._requests, self._rows, [len(r.token_ids) for r in self._requests], draft))
         return draft
+
+    def after(self, requests: Sequence[RequestView], draft: Draft | None) -> Expected:
+        """What the step is expected to yield together with a draft of this proposer. requests, draft: all that are
+        scheduled, those that did not draft included; None: none did."""
+        so_far = self._so_far
+        if draft is None or not draft.num_nodes or not draft.is_on_host(draft.scores, draft.parents, draft.q_rows):
+            return so_far
+        return expected_with(draft, self._drafted_s, so_far, self.survival, requests)
 
     def observed(self, num_requests: int, seconds: float) -> None:
         """Count the time that the proposer took for observing requests in a step without prefill."""
@@ -174,7 +187,12 @@ class Budget:
     def _numbers(self, requests: Sequence[RequestView], limits: list[int]) -> list[int]:
         """The most draft tokens of each request, by expected gain; 0: none."""
         ids = [request.id for request in requests]
-        if self._held is not None and self._held[0] == ids and self._held[2] < NUM_HELD:
+        if (
+            self._so_far.covered is None
+            and self._held is not None
+            and self._held[0] == ids
+            and self._held[2] < NUM_HELD
+        ):
             numbers = self._held[1]
             self._held = ids, numbers, self._held[2] + 1
         else:
@@ -191,7 +209,7 @@ class Budget:
     def _choose(self, rows: np.ndarray, limits: list[int]) -> list[int]:
         size = max(1, round(self._nodes_per_level))
         num_levels = min(ceil(max(limits) / size), MOST_AHEAD)
-        gains = self.survival.of_levels(rows, 0, num_levels).cumprod(axis=1)
+        gains = self.survival.of_levels(rows, 0, num_levels).cumprod(axis=1) * self._worth[:, None]
         gains *= size * np.arange(num_levels) < np.array(limits)[:, None]
         num_requests = len(limits)
         level_s = self._level.seconds(num_requests)

@@ -6,18 +6,21 @@ import numpy as np
 from attrs import frozen
 
 
-@frozen
+@frozen(eq=False)
 class Expected:
     """What a step is expected to yield and to cost so far.
 
     num_tokens: output tokens.
     num_rows: tokens in the target's forward pass.
     draft_s: seconds of drafting.
+    covered: float64 [requests, depths], how likely the drafts of other proposers are to have the right token at each
+        depth; None: there are none.
     """
 
     num_tokens: float
     num_rows: int
     draft_s: float = 0.0
+    covered: np.ndarray | None = None
 
 
 def best_levels(

@@ -22,6 +22,7 @@ class Levels:
     with those below it.
 
     rows: of the requests, in the statistics. limits: the most draft tokens of each request.
+    worth: float64 [n], the share of each request's accepted draft tokens that other proposers' drafts do not have.
     seconds: of the target's forward pass, by its number of tokens.
     level_s: the seconds of drafting a further level.
     so_far: what the step is expected to yield without these drafts; draft_s includes drafting the first level.
@@ -32,11 +33,13 @@ class Levels:
         rows: np.ndarray,
         limits: Sequence[int],
         survival: Survival,
+        worth: np.ndarray,
         seconds: np.ndarray,
         so_far: Expected,
         level_s: float,
     ) -> None:
         self._rows, self._survival, self._seconds, self._level_s = rows, survival, seconds, level_s
+        self._worth = worth
         self._so_far = so_far
         self._room = np.array(limits)
         self._reach = np.ones(len(limits))  # of the tokens that went on: the probability to be accepted
@@ -52,7 +55,7 @@ class Levels:
         self._num_grown += 1
         reach = self._reach[rows] * self._survival.of_nodes(self._rows[requests], probs, is_first)
         size = len(self._room)
-        expected = np.minimum(np.bincount(requests, reach, minlength=size), 1)
+        expected = np.minimum(np.bincount(requests, reach, minlength=size), 1) * self._worth
         self._room = self._room - np.bincount(requests, minlength=size)
         so_far, level_s = self._so_far, self._level_s if self._num_grown > 1 else 0.0
         self._so_far = Expected(

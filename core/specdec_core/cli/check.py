@@ -53,8 +53,8 @@ def _record(result: Design) -> dict[str, Any]:
     memory, info = result.memory, result.target.info
     return {
         "target": attrs.asdict(info, value_serializer=lambda _, __, it: it if isinstance(it, int) else str(it)),
-        "method": result.speculative.method if result.speculative else None,
-        "num_speculative_tokens": result.speculative.num_speculative_tokens if result.speculative else 0,
+        "method": " + ".join(method.spec.name for method in result.methods) or None,
+        "num_speculative_tokens": result.num_speculative_tokens,
         "memory": {
             **attrs.asdict(memory),
             **{name: getattr(memory, name) for name in MEMORY_FIGURES},
@@ -64,14 +64,14 @@ def _record(result: Design) -> dict[str, Any]:
 
 
 def _print(result: Design) -> None:
-    info, speculative = result.target.info, result.speculative
+    info = result.target.info
     console = make_console()
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
-    method = "none"
-    if speculative:
-        method = f"{speculative.method}, {counted(speculative.num_speculative_tokens, 'token')} per step"
+    method = " + ".join(method.spec.name for method in result.methods) or "none"
+    if result.methods:
+        method += f", {counted(result.num_speculative_tokens, 'token')} per step"
     for label, value in (
         ("model", f"{info.model} ({info.model_type}, {info.num_layers} layers)"),
         ("runs on", f"{info.device} in {str(info.dtype).removeprefix('torch.')}"),

@@ -173,7 +173,7 @@ def model_options(
                      f"{repeatable}"),
         click.option("--model", show_default=DEFAULT_MODEL, help=DESCRIBED["model"].help),
         click.option("--method", "chosen_method", metavar="NAME", show_default=method or "none, plain decoding",
-                     help="How to draft: a proposer that `spec-decode plugins` lists."),
+                     help="A proposer that `spec-decode plugins` lists, or several, as in suffix,eagle3."),
         click.option("--set", "settings", type=Setting(), multiple=True,
                      help="A key of speculative_config (repeatable): `spec-decode plugins METHOD` shows the method's."),
         click.option("--num-speculative-tokens", "num_tokens", type=click.IntRange(min=1), metavar="N",
@@ -253,18 +253,19 @@ def _engine_keywords(settings: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _has_own_number(method: str | None) -> bool:
-    """Whether a method has a default of its own for num_speculative_tokens. False if `method` is None or cannot be
-    loaded. The error of loading it is not raised here, but later, when the `LLM` is made."""
+def _has_own_number(method: str | list[str] | None) -> bool:
+    """Whether a method, or each of several, has a default of its own for num_speculative_tokens. False if `method` is
+    None or cannot be loaded. The error of loading it is not raised here, but later, when the `LLM` is made."""
     with warnings.catch_warnings(), suppress(SpecdecError):
         warnings.simplefilter("ignore")
-        return method is not None and Plugins.load().proposer(method).num_speculative_tokens is not None
+        plugins, names = Plugins.load(), [method] if isinstance(method, str) else method or []
+        return bool(names) and all(plugins.proposer(name).num_speculative_tokens is not None for name in names)
     return False
 
 
 def _speculation(
     in_file: Mapping[str, Any] | None,
-    method: str | None,
+    named: str | None,
     settings: Sequence[tuple[str, Any]],
     num_speculative_tokens: int | None,
     default: Mapping[str, Any],
@@ -272,13 +273,15 @@ def _speculation(
     """The speculative_config for `LLM`; None: no speculation. Raises click.UsageError.
 
     in_file: the config file's speculative_config, or None. The command line overrides its keys. Ignored if the command
-        line names another method (`method`).
-    method, num_speculative_tokens: from the command line; None: not given.
+        line names another method.
+    named, num_speculative_tokens: from the command line; None: not given. named: a method, or several with commas
+        between them.
     settings: keys and values of `--set`.
     default: defaults for "method" (may be None) and "num_speculative_tokens", used if neither the command line nor the
         file has a value.
     """
     config = dict(in_file or {})
+    method: Any = named.split(",") if named is not None and "," in named else named
     if method is not None and config.get("method", method) != method:
         config = {}
     if not config:

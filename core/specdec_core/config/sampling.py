@@ -201,6 +201,12 @@ class SamplingParams:
         "Most draft tokens of this request in a step, no more than the engine's number. 0: plain decoding. None: the "
         "engine's number.",
     )
+    speculative_methods: Sequence[str] | None = option(
+        None,
+        "Those of the engine's methods that draft for this request. None: all of them.",
+        allowed="a string, several, or None",
+        converter=lambda value: None if value is None else strings("speculative_methods", value),
+    )
 
     # Other parameters of vLLM: only values that change nothing are allowed.
     structured_outputs: Any = option(not_yet(None), "Not supported yet.")

@@ -47,8 +47,8 @@ from specdec_core.plugins.operations import OfferedOps
 CALLS = ("start", "propose", "observe", "reset", "finish")
 """The methods that every proposer must have. `close` is optional, because plugin API 1 was published without it."""
 
-Speculating = SpeculativeConfig | Sequence[SpeculativeConfig] | None
-"""One way of drafting, several at once, or none."""
+Speculating = SpeculativeConfig | tuple[SpeculativeConfig, ...] | None
+"""One method of drafting, several at once, or none."""
 
 
 @frozen(eq=False)
@@ -67,7 +67,8 @@ class Design:
     """What is decided before memory is allocated: the options, the drafting methods, the memory plan and the KV
     manager.
 
-    methods: the drafting methods; empty for plain decoding.
+    methods: the drafting methods, those without a model first: they are cheap, and others draft only where these are
+        not expected to do as well. Empty for plain decoding.
     plan: what all proposers together need from the engine.
     """
 
@@ -187,7 +188,7 @@ def _design(
         [] if speculative is None else [speculative] if isinstance(speculative, SpeculativeConfig) else speculative
     )
     offered = plugins.ops(target.info.device.type)
-    methods = tuple(_method(each, plugins, target, offered) for each in configs)
+    methods = tuple(sorted((_method(each, plugins, target, offered) for each in configs), key=_has_model))
     _check_together(methods)
     plan = unite([method.plan for method in methods])
     kv_spec, kv_options = _kv_manager(config, plugins)
@@ -202,6 +203,10 @@ def _design(
     memory = plan_memory(config, target, plan, bytes_per_block, draft_kv_bytes)
     resolved = ops.resolve(offered, _contexts(target))
     return Design(config, target, methods, plan, memory, kv_spec, kv_options, resolved)
+
+
+def _has_model(method: Method) -> bool:
+    return method.plan.observes or method.plan.kv_layout is not None
 
 
 def _check_together(methods: Sequence[Method]) -> None:

@@ -77,9 +77,11 @@ class Drafter:
         with self.proposer.called() as proposer:
             proposer.finish(request, reason)
 
-    def propose(self, schedule: Schedule) -> tuple[Draft | None, PendingCheck | None]:
+    def propose(self, schedule: Schedule, so_far: Expected) -> tuple[Draft | None, PendingCheck | None]:
         """Get the proposer's draft and extend it to all scheduled requests; None if no request drafts. The proposer
         sees only requests that may draft; the others get empty trees.
+
+        so_far: what the step is expected to yield without this draft.
 
         If the draft's values are on a device only, also returns a `PendingCheck`, else None. A draft with a pending
         check is safe to compute with, but no token may be emitted before `PendingCheck.resolve`.
@@ -87,7 +89,6 @@ class Drafter:
         pairs = zip(schedule.requests, schedule.budgets, strict=True)
         wanted = [self._limit(request, budget) if budget else 0 for request, budget in pairs]
         if self.budget is not None:
-            so_far = Expected(schedule.num_decode_requests, sum(schedule.num_known))
             may_idle = not schedule.num_prefill_tokens and all(
                 number or self.observer.is_lost(request)
                 for request, number in zip(schedule.requests, wanted, strict=True)

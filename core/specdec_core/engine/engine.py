@@ -134,7 +134,10 @@ class Engine:
             self._exclusively(self._end_cancelled)  # this first cleans up what an interrupt has left halfway
         token_ids = parse_prompt(prompt_token_ids, self.target.info)
         check_salt(cache_salt)
-        check_params(params, self.num_speculative_tokens, self.target.info, has_text=self._tokenizer is not None)
+        methods = [drafter.proposer.name for drafter in self._speculation.drafters]
+        check_params(
+            params, self.num_speculative_tokens, methods, self.target.info, has_text=self._tokenizer is not None
+        )
         self._verification.check(params)
         constraints = make_constraints(params, self._tokenizer, self.target.eos_token_ids, self.target.info)
         request_id = f"request-{next(self._ids)}"

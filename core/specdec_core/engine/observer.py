@@ -29,7 +29,7 @@ class Observer:
         the most stored tokens. If True, the proposer sees this request's hidden states now. If False, they are dropped,
         and the request gets no drafts until it is preempted and starts over. The default returns True.
 
-    The proposer never sees requests that ask for no drafts (num_speculative_tokens=0).
+    The proposer never sees requests that ask for no drafts, or only for those of other methods.
     """
 
     def __init__(self, proposer: NamedProposer, plan: Plan, max_tokens: int, device: torch.device) -> None:
@@ -92,7 +92,7 @@ class Observer:
 
     def may_ever_draft(self, request: Request) -> bool:
         """Whether the proposer may draft for a request, at once or after a late observation."""
-        return not self.is_lost(request) and request.params.num_speculative_tokens != 0
+        return not self.is_lost(request) and request.may_use(self._proposer.name)
 
     def is_lost(self, request: Request) -> bool:
         """Whether hidden states of the request were dropped, so that it does not draft until it starts over."""

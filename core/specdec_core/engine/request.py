@@ -100,6 +100,11 @@ class Request:
         is_free = self.prompt_logprobs is None and self.may_draft
         return self.token_ids if is_free else self.token_ids[:0]
 
+    def may_use(self, method: str) -> bool:
+        """Whether the request's parameters let this method draft for it."""
+        methods = self.params.speculative_methods
+        return self.params.num_speculative_tokens != 0 and (methods is None or method in methods)
+
     @property
     def output_token_ids(self) -> list[int]:
         tokens: list[int] = self._buffer[self.num_prompt_tokens : self.num_tokens].tolist()

@@ -59,10 +59,17 @@ def _are_whole(given: Sequence[int], array: np.ndarray) -> bool:
     return array.dtype.kind in "iu" and not has_truth_values
 
 
-def check_params(params: SamplingParams, num_speculative_tokens: int, target: TargetInfo, *, has_text: bool) -> None:
+def check_params(
+    params: SamplingParams,
+    num_speculative_tokens: int,
+    methods: Sequence[str],
+    target: TargetInfo,
+    *,
+    has_text: bool,
+) -> None:
     """Raise ConfigError if this engine cannot serve a request with these parameters.
 
-    num_speculative_tokens: the engine's setting, 0 without speculation.
+    num_speculative_tokens: the engine's setting, 0 without speculation. methods: the names of its methods.
     has_text: whether the engine has a tokenizer.
     """
     if params.n != 1:
@@ -88,6 +95,12 @@ def check_params(params: SamplingParams, num_speculative_tokens: int, target: Ta
             f"num_speculative_tokens={asked} of a request exceeds the engine's {num_speculative_tokens}: lower it, or "
             f"raise the number in speculative_config"
         )
+    for name in params.speculative_methods or ():
+        if name not in methods:
+            raise ConfigError(
+                f"speculative_methods of a request has {name!r}, and the engine's methods are "
+                f"{', '.join(map(repr, methods)) or 'none'}: name some of these, or leave it out for all"
+            )
 
 
 def make_constraints(

@@ -9,6 +9,7 @@ from weakref import WeakSet
 
 import torch
 
+from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.report import StepReport
@@ -17,6 +18,7 @@ from specdec_core.drafting.combining import combine_drafts
 from specdec_core.engine.device import use_device
 from specdec_core.engine.drafter import Drafter
 from specdec_core.engine.metrics import Counter, Gauge
+from specdec_core.engine.own_counts import OwnCounts
 from specdec_core.engine.request import Request
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.safe_draft import PendingCheck
@@ -36,6 +38,8 @@ class Speculation:
         self.drafters, self._device, self._curve = tuple(drafters), device, curve
         self._empty_drafts: dict[int, Draft] = {}
         self._is_idle = False  # in this step
+        self._own_drafts: list[Draft | None] = []  # of this step, by proposer
+        self._own_counts = OwnCounts()
         self._started: WeakSet[Request] = WeakSet()  # weak: a request's listener may refer to the engine
 
     def is_idle(self, requests: Sequence[Request]) -> bool:
@@ -61,9 +65,16 @@ class Speculation:
         drafts on a device. The checks must be resolved before tokens are emitted."""
         if self._is_idle:
             return self._empty_draft(len(schedule.requests)), ()
-        found = [drafter.propose(schedule) for drafter in self.drafters]
-        drafts = [draft for draft, _ in found if draft is not None and draft.num_nodes]
-        checks = [check for _, check in found if check is not None]
+        so_far = Expected(schedule.num_decode_requests, sum(schedule.num_known))
+        self._own_drafts, checks = [], []
+        for i, drafter in enumerate(self.drafters, 1):
+            draft, check = drafter.propose(schedule, so_far)
+            self._own_drafts.append(draft)
+            if check is not None:
+                checks.append(check)
+            if drafter.budget is not None and i < len(self.drafters):
+                so_far = drafter.budget.after(schedule.requests, draft)
+        drafts = [draft for draft in self._own_drafts if draft is not None and draft.num_nodes]
         if not drafts:
             return self._empty_draft(len(schedule.requests)), checks
         return drafts[0] if len(drafts) == 1 else combine_drafts(drafts, schedule.budgets), checks
@@ -77,6 +88,8 @@ class Speculation:
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
         """Pass the hidden states of a forward pass to the proposers that want them. The verdict (the result of
         verification) is on the host."""
+        if len(self.drafters) > 1 and not self._is_idle:
+            self._own_counts.add([each.proposer.name for each in self.drafters], self._own_drafts, verdict)
         for drafter in self.drafters:
             if self._is_idle:
                 drafter.observer.put_off(schedule, computed)
@@ -94,8 +107,9 @@ class Speculation:
                 drafter.budget.end_step(report.draft_s + report.target_s)
 
     def metrics(self) -> list[Counter | Gauge]:
-        """The proposers' own metrics, as METHOD_NAME."""
-        return [metric for drafter in self.drafters for metric in drafter.proposer.metrics()]
+        """The proposers' own metrics and, if there are several, what each has drafted, as METHOD_NAME."""
+        own: list[Counter | Gauge] = [metric for drafter in self.drafters for metric in drafter.proposer.metrics()]
+        return own + self._own_counts.metrics()
 
     def reset(self, request: Request) -> None:
         for drafter in self.drafters:

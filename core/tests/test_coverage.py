@@ -57,7 +57,6 @@ def test_a_request_that_is_covered_is_worth_less(survival: Survival) -> None:
     assert free == 1
     assert 0 < full < 0.6, "deeper levels are not covered"
     assert full < some < 1
-    assert (worth_beside(None, survival, np.arange(3)) == 1).all()
 
 
 def test_accepted_tokens_count_for_each_that_drafted_them() -> None:

@@ -24,8 +24,11 @@ RETRY_TOKENS = 4
 """Draft tokens of a request that is tried again."""
 MOST_AHEAD = 64
 """Levels that are considered before drafting; a request for which all of them pay may have any number."""
-FREE = 1.01
-"""Draft tokens are not judged one by one if all of them make the forward pass no slower than by this factor."""
+MOST_SAVED = 4
+"""Draft tokens are judged one by one if verifying all of them takes this many times as long as judging: of that, a part
+is saved."""
+NUM_BETWEEN_CUTS = 64
+ALL = np.ones(1)
 NUM_HELD = 8
 """Drafts from which is learned at once, and steps for which the choice before drafting holds if the requests stay the
 same: both take as long as a small draft."""
@@ -55,7 +58,7 @@ class Budget:
     def __init__(self, curve: CostCurve, max_num_seqs: int, num_speculative_tokens: int, *, in_place: bool) -> None:
         self._curve, self._most, self._in_place = curve, num_speculative_tokens, in_place
         self.survival = Survival(max_num_seqs)
-        self._first, self._level, self._observe = Clock(), Clock(), Clock()
+        self._first, self._level, self._observe, self._cutting = Clock(), Clock(), Clock(), Clock()
         self._asks_levels = self._judges_nodes = False  # what the last draft showed of the proposer
         self._nodes_per_level = 1.0
         self._off: set[str] = set()  # ids of requests that do not draft
@@ -66,12 +69,15 @@ class Budget:
         self._num_steps = 0
         self._idle: Sequence[RequestView] | None = None  # the requests of the last step, if none of them drafted
         self._num_idle = 0  # steps since this was decided
-        self._held: tuple[list[str], list[int], int] | None = None  # the last choice, and how many steps it has held
+        self._held: tuple[Sequence[RequestView], list[int], int] | None = (
+            None  # the last choice, and how many steps it has held
+        )
         self._past: list[Past] = []  # drafts from which is to be learned
         # Of this step: the requests that draft, and what they may ask.
         self._requests: Sequence[RequestView] = ()
         self._rows = np.empty(0, dtype=np.int64)
-        self._worth = np.empty(0)  # the share of their accepted draft tokens that other proposers are to miss
+        self._worth = ALL  # the share of their accepted draft tokens that other proposers are to miss
+        self._known: tuple[Sequence[RequestView], np.ndarray] = (), self._rows
         self._levels: Levels | None = None
         self._so_far = Expected(0, 0)
         self._drafted_s = 0.0
@@ -87,7 +93,7 @@ class Budget:
         self.survival.finish(request)
         self._off.discard(request.id)
         self._judged.discard(request.id)
-        self._idle = None
+        self._idle, self._known = None, ((), self._rows)
 
     def is_off(self, request: RequestView) -> bool:
         """Whether a request does not draft at present. A new request is not expected to either, while no other does."""
@@ -120,13 +126,17 @@ class Budget:
         if not asked:
             return list(limits)
         most = [limit for limit in limits if limit]
-        covered = None if so_far.covered is None else so_far.covered[np.flatnonzero(limits)]
-        self._worth = worth_beside(covered, self.survival, self.survival.rows(asked))
+        self._worth = ALL
+        if so_far.covered is not None:
+            self._worth = worth_beside(so_far.covered[np.flatnonzero(limits)], self.survival, self._rows_of(asked))
         numbers = self._with_retries(most, self._numbers(asked, most))
+        self._requests = asked
+        if not all(numbers):
+            self._requests = [request for request, number in zip(asked, numbers, strict=True) if number]
+            self._worth = self._worth[np.flatnonzero(numbers)] if so_far.covered is not None else ALL
+        self._rows = self._rows_of(self._requests)
         given = iter(numbers)
-        self._requests = [request for request, number in zip(asked, numbers, strict=True) if number]
-        self._rows, self._worth = self.survival.rows(self._requests), self._worth[np.flatnonzero(numbers)]
-        return [next(given) if limit else 0 for limit in limits]
+        return numbers if len(asked) == len(requests) else [next(given) if limit else 0 for limit in limits]
 
     def levels(self, limits: Sequence[int], device: torch.device) -> Levels | None:
         """Return the `LevelBudget` for the requests that draft in this step; None on a GPU, where asking it would wait
@@ -156,8 +166,9 @@ class Budget:
             self._pay_retry(now - self._started, size)
         if draft.num_nodes:
             self._nodes_per_level += 0.1 * (draft.num_nodes / size / max(1, draft.max_depth) - self._nodes_per_level)
-            if draft.scores is not None and is_read:
+            if draft.scores is not None and is_read and self._is_worth_cutting(draft):
                 draft = self._cut(draft, drafted_s)
+                self._cutting.add(size, perf_counter() - now, self._num_steps)
         self._past.append(Past(self._requests, self._rows, [len(r.token_ids) for r in self._requests], draft))
         return draft
 
@@ -179,6 +190,11 @@ class Budget:
         if self._off:
             self._retries.save(seconds)
 
+    def _rows_of(self, requests: Sequence[RequestView]) -> np.ndarray:
+        if requests != self._known[0]:
+            self._known = requests, self.survival.rows(requests)
+        return self._known[1]
+
     def _learn(self) -> None:
         past, self._past = self._past, []  # first: an interrupt must not make the drafts count twice
         if past:
@@ -186,22 +202,17 @@ class Budget:
 
     def _numbers(self, requests: Sequence[RequestView], limits: list[int]) -> list[int]:
         """The most draft tokens of each request, by expected gain; 0: none."""
-        ids = [request.id for request in requests]
-        if (
-            self._so_far.covered is None
-            and self._held is not None
-            and self._held[0] == ids
-            and self._held[2] < NUM_HELD
-        ):
-            numbers = self._held[1]
-            self._held = ids, numbers, self._held[2] + 1
+        held = self._held if self._so_far.covered is None else None
+        if held is not None and held[0] == requests and held[2] < NUM_HELD:
+            numbers = held[1]
+            self._held = requests, numbers, held[2] + 1
         else:
             self._learn()
-            rows = self.survival.rows(requests)
+            rows = self._rows_of(requests)
             self.survival.update(rows)
             numbers = self._choose(rows, limits)
-            self._held = ids, numbers, 1
-            self._mark_off(ids, numbers)
+            self._held = requests, numbers, 1
+            self._mark_off([request.id for request in requests], numbers)
         if self._asks_levels or self._judges_nodes:
             return [limit if number else 0 for number, limit in zip(numbers, limits, strict=True)]
         return [min(number, limit) for number, limit in zip(numbers, limits, strict=True)]
@@ -245,10 +256,17 @@ class Budget:
             self._first.add(size, levels.first_s, self._num_steps)
             self._level.add(size, (drafted_s - levels.first_s) / levels.num_forwarded, self._num_steps)
 
-    def _cut(self, draft: Draft, drafted_s: float) -> Draft:
+    def _is_worth_cutting(self, draft: Draft) -> bool:
+        """Whether the forward pass takes so much longer with the draft tokens that judging them one by one pays. Now
+        and then they are judged anyway, to keep measuring how long that takes."""
+        if self._num_steps % NUM_BETWEEN_CUTS == 0:
+            return True
         seconds, rows = self._curve.seconds, self._so_far.num_rows
-        if rows + draft.num_nodes < len(seconds) and seconds[rows + draft.num_nodes] <= FREE * seconds[rows]:
-            return draft
+        most = len(seconds) - 1
+        more_s = seconds[min(rows + draft.num_nodes, most)] - seconds[min(rows, most)]
+        return bool(more_s > MOST_SAVED * self._cutting.seconds(draft.batch_size))
+
+    def _cut(self, draft: Draft, drafted_s: float) -> Draft:
         nodes = Nodes.of(draft)
         assert nodes.scores is not None
         has_sampled = np.zeros(draft.batch_size, dtype=bool)
@@ -256,7 +274,8 @@ class Budget:
         whole = has_sampled[nodes.requests]
         own = self.survival.of_nodes(self._rows[nodes.requests], nodes.scores, nodes.is_first)
         gains = nodes.down_the_tree(np.where((nodes.depths > 0) & ~whole, own, 0))
-        so_far = Expected(self._so_far.num_tokens, rows + int(whole.sum()), self._so_far.draft_s + drafted_s)
+        seconds, num_rows = self._curve.seconds, self._so_far.num_rows + int(whole.sum())
+        so_far = Expected(self._so_far.num_tokens, num_rows, self._so_far.draft_s + drafted_s)
         kept = best_nodes(gains, so_far, seconds) | whole
         if self._in_place:
             last = np.full(draft.batch_size, -1)

@@ -8,6 +8,8 @@ from statistics import median
 NUM_SKIPPED = 2
 """First measurements of each size, which may include compiling."""
 NUM_KEPT, NUM_NEEDED = 15, 5
+NUM_BETWEEN = 4
+"""Once enough are kept, of this many measurements one is: the median takes as long as a small draft."""
 STALE = 256
 """Measurements older than this many steps are dropped as soon as there is a newer one."""
 
@@ -23,6 +25,8 @@ class Clock:
     def add(self, batch_size: int, seconds: float, step: int) -> None:
         """Count a measurement. step: the number of the step in which it was made."""
         size = batch_size.bit_length()
+        if step % NUM_BETWEEN and len(self._newest.get(size, ())) == NUM_KEPT:
+            return
         if self._num_skipped.get(size, 0) < NUM_SKIPPED:
             self._num_skipped[size] = self._num_skipped.get(size, 0) + 1
             return

@@ -47,14 +47,12 @@ def expected_with(
     )
 
 
-def worth_beside(covered: np.ndarray | None, survival: Survival, rows: np.ndarray) -> np.ndarray:
+def worth_beside(covered: np.ndarray, survival: Survival, rows: np.ndarray) -> np.ndarray:
     """float64 [n]   the share of each request's accepted draft tokens that the drafts of other proposers are not
     expected to have.
 
     covered: `Expected.covered` of these requests. survival, rows: of the proposer that is to draft.
     """
-    if covered is None:
-        return np.ones(len(rows))
     gains = survival.of_levels(rows, 0, max(FEWEST_COMPARED, covered.shape[1])).cumprod(axis=1)
     missed = gains.copy()
     missed[:, : covered.shape[1]] *= 1 - covered

@@ -11,6 +11,9 @@ from attrs import evolve, frozen
 
 from specdec_core.contracts.draft import DEAD, Draft
 
+TINY = 1e-30
+"""Takes the place of 0 where logarithms are needed."""
+
 
 @frozen(eq=False)
 class Nodes:
@@ -52,8 +55,16 @@ class Nodes:
         )
 
     def down_the_tree(self, values: np.ndarray) -> np.ndarray:
-        """The product of `values` [n] along the path from the root to each node; for booleans, whether all hold. Dead
-        nodes keep their own value."""
+        """The product of `values` [n], 0 to 1, along the path from the root to each node; for booleans, whether all
+        hold. Dead nodes keep their own value."""
+        if self.is_chain and values.dtype == bool:
+            so_far = np.concatenate([[0], (~values).cumsum()])  # nodes that do not hold
+            hold: np.ndarray = so_far[1:] == so_far[np.arange(len(values)) + 1 - self.depths]
+            return hold
+        if self.is_chain:
+            logs = np.concatenate([[0.0], np.log(np.maximum(values, TINY)).cumsum()])
+            chained: np.ndarray = np.exp(logs[1:] - logs[np.arange(len(values)) + 1 - self.depths])
+            return chained
         product = values.copy()
         for depth in range(2, int(self.depths.max(initial=0)) + 1):
             level = self.depths == depth

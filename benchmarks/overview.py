@@ -26,7 +26,7 @@ from specdec_core import resolve_model
 
 NUM_PROMPTS = 16
 BATCHES, TEMPERATURES = (1, 16), (0.0, 1.0)
-NGRAM = {"method": "ngram", "num_speculative_tokens": 5}  # the method has no default for it
+NGRAM = {"method": "ngram"}
 # Several runs of the same prompts would find their own outputs in the cache of outputs. suffix.py measures the cache.
 SUFFIX = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
 

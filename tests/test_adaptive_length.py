@@ -23,11 +23,13 @@ def noisy_tiny(folder: Path, noise: float) -> str:
     from specdec_model_tiny import model_path
 
     source, generator = Path(model_path()), torch.Generator().manual_seed(0)
-    weights = load_file(source / "model.safetensors")
-    for weight in weights.values():
-        if weight.dim() == 2:
-            weight += (noise * weight.float().std() * torch.randn(weight.shape, generator=generator)).to(weight.dtype)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    for file in sorted(source.glob("model*.safetensors")):
+        weights = load_file(file)
+        for weight in weights.values():
+            if weight.dim() == 2:
+                added = noise * weight.float().std() * torch.randn(weight.shape, generator=generator)
+                weight += added.to(weight.dtype)
+        save_file(weights, folder / file.name, metadata={"format": "pt"})
     for file in source.glob("*.json"):
         (folder / file.name).write_bytes(file.read_bytes())
     return str(folder)

@@ -75,7 +75,6 @@ def test_an_engine_of_keywords_is_that_of_the_dict() -> None:
     [
         ({**NGRAM, "prompt_lookup_maxx": 3}, "no key 'prompt_lookup_maxx': did you mean 'prompt_lookup_max'"),
         ({**NGRAM, "eagle_topk": 3}, "no key 'eagle_topk'"),
-        ({"method": "ngram"}, "has no num_speculative_tokens"),
         ({"num_speculative_tokens": 3}, "names no method"),
         ({**NGRAM, "num_speculative_tokens": 0}, "num_speculative_tokens=0 is too small"),
         ({**NGRAM, "prompt_lookup_max": 0}, "prompt_lookup_max=0 is too small"),
@@ -143,3 +142,8 @@ def test_the_hash_of_a_head_is_of_its_weights(tmp_path: Path) -> None:
     weights[name].view(-1)[0] += 1
     save_file(weights, file)
     assert completed({"method": "eagle", "model": head}).compute_hash() != shipped.compute_hash()
+
+
+def test_a_method_without_a_default_needs_a_number() -> None:
+    with pytest.raises(ConfigError, match="of method 'mine' has no num_speculative_tokens: give the number of tokens"):
+        SpeculativeConfig.from_mapping({"method": "mine"}, EngineConfig)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from drawn_trees import Emitted, Model, Shape, emit, histories, random_model
 from hypothesis import given, settings, strategies as st
 
@@ -153,3 +154,28 @@ def first_key_again(draw: Any) -> Any:
     """Return the sampling method `draw` with a deliberate bug: all draws have the same key, so they share their
     noise."""
     return lambda self, left, requests, keys, num_children: draw(self, left, requests, 0 * keys, num_children)
+
+
+@settings(max_examples=30, deadline=None)
+@given(kinds=st.lists(st.sampled_from("dcg"), min_size=1, max_size=4), seed=st.integers(0, 2**20))
+def test_auto_draws_for_requests_that_may_be_sampled(kinds: list[str], seed: int) -> None:
+    """Of requests that may be sampled (d), must not be (c), and are greedy (g)."""
+    batch = evolve(
+        batch_of([5] * len(kinds), [0.0 if kind == "g" else 0.8 for kind in kinds]),
+        may_sample=tuple(kind == "d" for kind in kinds),
+    )
+
+    def draft_of(batch: ProposerBatch, method: str) -> Draft:
+        builder = DraftBuilder(batch, method)
+        grow_levels(builder, len(kinds), [1, 2], vocab=9, seed=seed)
+        return builder.build()
+
+    found = draft_of(batch, "auto")
+    drawn, chosen = (draft_of(evolve(batch, may_sample=()), method) for method in ("probabilistic", "auto"))
+    assert chosen.q is None
+    for i, kind in enumerate(kinds):
+        # Later levels have other logits for each request if the tree of another one has other sizes.
+        same = (drawn if kind == "d" else chosen).tree(i)
+        assert found.tree(i).token_ids[:1] == same.token_ids[:1]
+        rows = None if found.q_rows is None else found.q_rows[found.offsets[i] : found.offsets[i + 1]]
+        assert (rows is not None and bool((rows >= 0).all())) == (kind == "d")

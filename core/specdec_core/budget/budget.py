@@ -83,9 +83,9 @@ class Budget:
         self._drafted_s = 0.0
         self._started = self._began = 0.0  # when the step's drafts did, with late observations and without
 
-    def start(self, request: RequestView, *, is_sampled: bool) -> None:
-        """is_sampled: whether the request has a temperature above 0."""
-        self.survival.start(request, is_sampled=is_sampled)
+    def start(self, request: RequestView, *, is_sampled: bool, may_sample: bool = False) -> None:
+        """is_sampled: whether the request has a temperature above 0. may_sample: as in `ProposerBatch`."""
+        self.survival.start(request, is_sampled=is_sampled, may_sample=may_sample)
 
     def finish(self, request: RequestView) -> None:
         """Forget a request. May be called twice, and for a request that did not start."""

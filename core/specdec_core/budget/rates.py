@@ -10,15 +10,16 @@ SHARED_DECAY = 1 - 1 / 4096
 OWN_WEIGHT = 8.0
 """A request's own shift begins with this many draft tokens, half of them accepted, as half were expected to be."""
 OWN_DECAY = 1 - 1 / 24
+NUM_GROUPS = 3
 LEAST = 0.005
 """Rates stay this far from 0 and 1, so that a few draft tokens can still change them."""
 
 
 class Rates:
     """Estimates how often draft tokens of a bin are accepted. Bins are kinds of draft tokens, such as those of similar
-    draft probability. Counts are shared by all requests of a group: group 0 has temperature 0, group 1 has others. Each
-    request's estimates are shifted (in log odds) by how its recent draft tokens did in comparison with the shared
-    rates.
+    draft probability. Counts are shared by all requests of a group: group 0 has temperature 0, group 2 others whose
+    draft tokens may be drawn, and group 1 the rest. Each request's estimates are shifted (in log odds) by how its
+    recent draft tokens did in comparison with the shared rates.
 
     guesses: float64 [num_bins], the acceptance rates to assume while bins are empty.
 
@@ -27,7 +28,7 @@ class Rates:
 
     def __init__(self, num_rows: int, guesses: np.ndarray) -> None:
         self._guesses, self._groups = guesses, np.zeros(num_rows, dtype=np.int64)
-        self._tried, self._accepted = np.zeros((2, len(guesses))), np.zeros((2, len(guesses)))
+        self._tried, self._accepted = np.zeros((NUM_GROUPS, len(guesses))), np.zeros((NUM_GROUPS, len(guesses)))
         self._own = np.zeros((3, num_rows))  # of each request: draft tokens tried, accepted, and expected to be
         self.estimates = np.tile(guesses, (num_rows, 1))
 
@@ -62,7 +63,7 @@ class Rates:
         self.estimates[rows] = odds / (1 + odds)
 
     def _shared(self) -> np.ndarray:
-        """float64 [2, num_bins]   the acceptance rates of each group."""
+        """float64 [NUM_GROUPS, num_bins]   the acceptance rates of each group."""
         rates = (self._accepted + SHARED_WEIGHT * self._guesses) / (self._tried + SHARED_WEIGHT)
         bounded: np.ndarray = np.minimum(np.maximum(rates, LEAST), 1 - LEAST)
         return bounded

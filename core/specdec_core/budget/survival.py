@@ -52,11 +52,11 @@ class Survival:
         self._nodes = Rates(max_num_seqs, NODES)
         self._levels = Rates(max_num_seqs, np.full(MOST_LEVELS, GUESS))
 
-    def start(self, request: RequestView, *, is_sampled: bool) -> None:
-        """is_sampled: whether the request has a temperature above 0."""
-        row = self._rows.start(request)
-        self._nodes.start(row, int(is_sampled))
-        self._levels.start(row, int(is_sampled))
+    def start(self, request: RequestView, *, is_sampled: bool, may_sample: bool = False) -> None:
+        """is_sampled: whether the request has a temperature above 0. may_sample: as in `ProposerBatch`."""
+        row, group = self._rows.start(request), is_sampled + (is_sampled and may_sample)
+        self._nodes.start(row, group)
+        self._levels.start(row, group)
 
     def finish(self, request: RequestView) -> None:
         self._rows.finish(request)

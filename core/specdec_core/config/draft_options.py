@@ -28,7 +28,7 @@ LONGEST_CHAIN = 4096
 """Draft tokens of a draft model or head in one step. `TokenTree` lists every node's path, so memory is quadratic."""
 DEFAULT_CHAIN = 5
 """Draft tokens of a chain where users give no number."""
-GREEDY, PROBABILISTIC = "greedy", "probabilistic"
+AUTO, GREEDY, PROBABILISTIC = "auto", "greedy", "probabilistic"
 
 
 @frozen(kw_only=True)
@@ -95,10 +95,12 @@ class DraftSamplingConfig:
     """The option draft_sample_method, for methods that can sample draft tokens."""
 
     draft_sample_method: str = option(
-        one_of(GREEDY, PROBABILISTIC),
+        one_of(AUTO, GREEDY, PROBABILISTIC),
         "'greedy' drafts the most probable tokens. 'probabilistic' draws them from the draft's distribution at the "
-        "request's temperature, siblings without replacement.",
-        default=GREEDY,
+        "request's temperature, siblings without replacement. 'auto' draws chains, or the shape that is given, for "
+        "requests that have a temperature above 0 and no seed: more of these are accepted. Else it is 'greedy', with "
+        "which a seed gives the text of plain decoding.",
+        default=AUTO,
     )
 
 
@@ -115,6 +117,11 @@ class DraftTreeConfig:
         allowed="a list of paths, or that as text, or None",
         converter=optional(TokenTree.parse),
     )
+
+    @property
+    def gives_shape(self) -> bool:
+        """Whether the user gave the shape of the drafts."""
+        return self.speculative_token_tree is not None
 
     def default_num_speculative_tokens(self, device: torch.device) -> int:
         """The value of num_speculative_tokens if the user gives none: the number of draft tokens in the tree's shape,

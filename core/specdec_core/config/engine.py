@@ -92,7 +92,7 @@ class EngineConfig:
     seed: int | None = option(
         whole_number(-(2**63), 2**64, optional=True),
         "Requests that have no seed of their own draw theirs from this one, so that two runs of a script give the same "
-        "outputs. None: from a random one.",
+        "outputs, unless measured times decide how much is drafted (adaptive_draft_length). None: from a random one.",
         default=0,
         hashed=False,
     )

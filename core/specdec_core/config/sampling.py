@@ -155,8 +155,8 @@ class SamplingParams:
     )
     seed: int | None = _whole(
         whole_number(-(2**63), 2**63 - 1, optional=True),
-        "Makes a completion reproducible. Of sampled drafts, which are not the default, only in the same batch. None: "
-        "drawn from the engine's seed when the request is submitted.",
+        "Makes a completion reproducible: its text is that of plain decoding with the same seed, unless "
+        "draft_sample_method is 'probabilistic'. None: drawn from the engine's seed when the request is submitted.",
     )
     max_tokens: int | None = _whole(
         whole_number(1, 2**31, optional=True),

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from specdec_core.config.draft_options import GREEDY, PROBABILISTIC
+from specdec_core.config.draft_options import AUTO, GREEDY, PROBABILISTIC
 from specdec_core.config.sampling import SMALLEST_TEMPERATURE
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch
@@ -31,7 +31,8 @@ class DraftBuilder:
     call of `grow`; that decision may depend on all tokens so far. A node whose logits are not finite gets no children.
 
     method: "greedy": a node's children are the likeliest next tokens. "probabilistic": children are drawn without
-        replacement at the request's temperature, or chosen as with "greedy" if that is 0.
+        replacement at the request's temperature, or chosen as with "greedy" if that is 0. "auto": they are drawn for
+        requests in `batch.may_sample` only.
     q_to_target: int64 [draft_vocab] or [batch, draft_vocab], maps draft token ids to target token ids, for all requests
         or for each; None if they are the same.
 
@@ -42,8 +43,11 @@ class DraftBuilder:
     def __init__(self, batch: ProposerBatch, method: str = GREEDY, q_to_target: torch.Tensor | None = None) -> None:
         self._batch, self._q_to_target = batch, q_to_target
         device = batch.root_token_ids.device
-        self.is_sampled = (batch.temperature >= SMALLEST_TEMPERATURE) & (method == PROBABILISTIC)
-        self._draws = method == PROBABILISTIC and bool(self.is_sampled.any())
+        may_draw = method == PROBABILISTIC or (method == AUTO and batch.samples)
+        self.is_sampled = (batch.temperature >= SMALLEST_TEMPERATURE) & may_draw
+        if may_draw and method == AUTO:
+            self.is_sampled &= torch.tensor(batch.may_sample, device=device)
+        self._draws = may_draw and bool(self.is_sampled.any())
         self._all_draw = self._draws and bool(self.is_sampled.all())
         self.room = torch.tensor(batch.max_draft_tokens, device=device)
         self._num_nodes = torch.zeros_like(self.room)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from specdec_core.config.draft_options import DraftHeadConfig
+from specdec_core.config.draft_options import AUTO, DraftHeadConfig
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.proposer import BuildContext, Observation, Proposer, ProposerBatch, RequestView
 from specdec_core.drafting.level import TreeGrower
@@ -30,6 +30,7 @@ class LastHiddenProposer(Proposer):
         q_to_target: torch.Tensor | None = None,
     ) -> None:
         self._method, self._shape, self._q_to_target = config.draft_sample_method, shape, q_to_target
+        self._sampled_shape = shape if config.gives_shape else TokenTree.chain(shape.depth)
         target = context.target
         self._last = RequestTensors(context.max_num_seqs, [target.hidden_size], target.dtype, context.device)
 
@@ -43,8 +44,11 @@ class LastHiddenProposer(Proposer):
         self._last.put(observation.requests, observation.features["final"].index_select(0, observation.last_rows))
 
     def grower(self, batch: ProposerBatch) -> TreeGrower:
-        """Begin the drafts of a call of `propose`: trees of the given shape."""
-        return StaticTree(batch, self._shape, self._method, self._q_to_target)
+        """Begin the drafts of a call of `propose`: trees of the given shape, or chains if tokens are drawn and no shape
+        is given."""
+        is_drawn = self._method == AUTO and batch.samples
+        shape = self._sampled_shape if is_drawn else self._shape
+        return StaticTree(batch, shape, self._method, self._q_to_target)
 
     def hidden(self, batch: ProposerBatch) -> torch.Tensor:
         """Return the hidden states of the requests, [batch, hidden_size]."""

@@ -30,8 +30,7 @@ class StaticTree:
     """Grows a tree of the same shape for every request, level by level, cut off at max_draft_tokens nodes. A request
     that `batch.levels` stops gets no more nodes.
 
-    method: "greedy": a node's children are the likeliest next tokens. "probabilistic": children are drawn without
-        replacement at the request's temperature, or chosen as with "greedy" if that is 0.
+    method: "greedy", "probabilistic" or "auto": see `DraftBuilder`.
     q_to_target: int64 [draft_vocab] or [batch, draft_vocab], maps draft token ids to target token ids, for all requests
         or for each; None if they are the same.
     """

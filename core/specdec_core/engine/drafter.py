@@ -59,7 +59,7 @@ class Drafter:
 
     def start(self, request: Request) -> None:
         if self.budget is not None:
-            self.budget.start(request, is_sampled=not request.params.is_greedy)
+            self.budget.start(request, is_sampled=not request.params.is_greedy, may_sample=request.may_sample)
         with self.proposer.called() as proposer:
             proposer.start(request)
 
@@ -112,6 +112,7 @@ class Drafter:
             max_draft_tokens=budgets,
             random=CounterRandom([r.seed for r in drafting], root_positions),
             levels=None if self.budget is None else self.budget.levels(budgets, self._device),
+            may_sample=tuple(request.may_sample for request in drafting),
         )
         with self.proposer.called() as proposer:
             draft, check = self._checked(proposer.propose(batch), budgets)

@@ -100,6 +100,11 @@ class Request:
         is_free = self.prompt_logprobs is None and self.may_draft
         return self.token_ids if is_free else self.token_ids[:0]
 
+    @property
+    def may_sample(self) -> bool:
+        """Whether draft tokens may be drawn where the user leaves that open (`draft_sample_method`)."""
+        return self.params.seed is None and not self.params.is_greedy
+
     def may_use(self, method: str) -> bool:
         """Whether the request's parameters let this method draft for it."""
         methods = self.params.speculative_methods

@@ -27,8 +27,8 @@ from .model import DTYPE
 
 LENGTH = 1024
 """Length of a training text in tokens: heads trained on shorter contexts draft worse in longer ones."""
-EXCERPTS = 5500
-SELF_GENERATED = {"greedy": (3000, 0.0), "sampled": (5000, 1.0)}
+EXCERPTS = 2000
+SELF_GENERATED = {"greedy": (12000, 0.0), "sampled": (7000, 1.0)}
 """Texts that the model generates itself: (number, temperature) of each kind."""
 LENGTH_GENERATED = 256
 SHORTEST_PROMPT, LONGEST_PROMPT = 16, 128
@@ -44,9 +44,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "aux_layers": (3, 5, 7),
         "feature_weight": 10.0,
     },
-    "eagle": {"intermediate_size": 1536},
+    "eagle": {"intermediate_size": 1536, "ttt_steps": 3, "feature_weight": 10.0, "token_weight": 1.0},
     "draft_model": {"hidden_size": 192, "intermediate_size": 512, "num_heads": 3},
-    "mtp": {"num_steps": 4},
+    "mtp": {"num_steps": 3},
     "mlp_speculator": {"n_predict": 5, "inner_dim": 128, "tie_weights": True},
     "medusa": {"num_heads": 4, "truncated_vocab_size": 2048},
 }
@@ -61,7 +61,7 @@ LEARNING_RATES = {
     "medusa": 1e-3,
 }
 """EAGLE's layer has neither an input nor an output norm, and diverges at the others' learning rates."""
-STEPS = {"eagle3": 4000, "eagle": 4000, "draft_model": 1800, "mtp": 2000, "mlp_speculator": 3000, "medusa": 2000}
+STEPS = {"eagle3": 1500, "eagle": 1300, "draft_model": 900, "mtp": 1400, "mlp_speculator": 1500, "medusa": 1200}
 """Optimizer steps by method."""
 
 

@@ -90,7 +90,7 @@ class EagleConfig(DraftHeadConfig, DraftWindowConfig):
                 f"eagle_min_prob={self.eagle_min_prob} stops dynamic trees: leave it out, or else "
                 f"speculative_token_tree and draft_sample_method"
             )
-        if self.draft_sample_method != "greedy" and (self.eagle_topk or 1) > 1:
+        if self.draft_sample_method == "probabilistic" and (self.eagle_topk or 1) > 1:
             raise ConfigError(
                 f"draft_sample_method={self.draft_sample_method!r} samples tokens, and eagle_topk={self.eagle_topk} "
                 f"grows trees of top-k tokens: leave eagle_topk out for a chain, or give a speculative_token_tree"
@@ -98,15 +98,26 @@ class EagleConfig(DraftHeadConfig, DraftWindowConfig):
 
     @property
     def is_dynamic(self) -> bool:
-        """Whether drafts are dynamic trees, whose shape depends on the head's probabilities. This includes greedy
-        chains, which are trees with eagle_topk=1."""
-        return self.speculative_token_tree is None and self.draft_sample_method == "greedy"
+        """Whether drafts of chosen tokens are dynamic trees, whose shape depends on the head's probabilities. This
+        includes greedy chains, which are trees with eagle_topk=1."""
+        return self.speculative_token_tree is None and self.draft_sample_method != "probabilistic"
+
+    @property
+    def may_draw(self) -> bool:
+        """Whether drafts are chains of drawn tokens for requests of which that is left open (`draft_sample_method`),
+        instead of dynamic trees."""
+        return self.is_dynamic and self.draft_sample_method == "auto"
 
     def on(self, device: torch.device) -> EagleConfig:
         """Return these options with the device's defaults for dynamic trees filled in. The options of chains and fixed
         trees do not depend on the device."""
         if not self.is_dynamic or self.eagle_topk == 1:
             return self
+        if self.eagle_topk is not None:  # trees are wanted
+            return evolve(self, draft_sample_method="greedy")._on(device)
+        return self._on(device)
+
+    def _on(self, device: torch.device) -> EagleConfig:
         size, min_prob = size_on(device), self.eagle_min_prob
         if (self.eagle_topk, self.eagle_depth, min_prob) == (None, None, None):
             min_prob = size.min_prob  # measured for the default shape only
@@ -193,4 +204,5 @@ class EagleConfig(DraftHeadConfig, DraftWindowConfig):
         forwards top_k nodes of each level but the last, so only these need slots."""
         if not self.is_dynamic:
             return num_speculative_tokens
-        return self.top_k * self.depth(num_speculative_tokens)
+        depth = self.depth(num_speculative_tokens)
+        return max(self.top_k * depth, min(depth + 1, num_speculative_tokens) if self.may_draw else 0)

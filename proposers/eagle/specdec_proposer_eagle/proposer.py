@@ -14,6 +14,7 @@ from specdec_core import (
     ProposerBatch,
     RequestView,
     StaticTree,
+    TokenTree,
     TreeGrower,
 )
 from specdec_proposer_eagle.config import EagleConfig
@@ -39,6 +40,8 @@ class EagleProposer(FeatureProposer):
         self._own_ids = to_target
         self._depth = config.depth(context.num_speculative_tokens)
         self._shape = config.shape(context.num_speculative_tokens)
+        if config.may_draw:
+            self._shape = TokenTree.chain(min(self._depth + 1, context.num_speculative_tokens))
         context.speed_up(module)
         # A dynamic tree has the same levels for all requests, and may exceed the length limit of some.
         positions = torch.arange(context.target.max_model_len + self._depth, device=context.device)
@@ -57,7 +60,7 @@ class EagleProposer(FeatureProposer):
     def grower(self, batch: ProposerBatch) -> TreeGrower:
         config = self._config
         to_target = self._own_ids if self._vocabulary is None else self._vocabulary.to_target
-        if config.is_dynamic:
+        if config.is_dynamic and not (config.may_draw and batch.samples):
             return DynamicTree(batch, config.top_k, self._depth, to_target, config.min_prob)
         return StaticTree(batch, self._shape, config.draft_sample_method, to_target)
 

@@ -85,7 +85,7 @@ class MedusaConfig(DraftHeadConfig):
         given = [name for name in names if getattr(self, name) is not None]
         if len(given) > 1:
             raise ConfigError(f"{' and '.join(given)} each give the tree's shape: leave out all but one")
-        if self.medusa_head_accuracies is not None and self.draft_sample_method != "greedy":
+        if self.medusa_head_accuracies is not None and self.draft_sample_method == "probabilistic":
             raise ConfigError(
                 f"medusa_head_accuracies builds trees of top-k tokens, and draft_sample_method="
                 f"{self.draft_sample_method!r} samples chains: leave out the one or the other"
@@ -95,6 +95,10 @@ class MedusaConfig(DraftHeadConfig):
     def tree(self) -> TokenTree | None:
         """The shape that the user gave; None: built from accuracies, or a chain if tokens are sampled."""
         return self.speculative_token_tree or self.medusa_choices
+
+    @property
+    def gives_shape(self) -> bool:
+        return self.tree is not None
 
     def default_num_speculative_tokens(self, device: torch.device) -> int:
         """The number of nodes of the given tree; else of a tree built from accuracies, which is smaller on a CPU; or of

@@ -115,7 +115,7 @@ def built_tree(options: MedusaConfig, num_nodes: int) -> TokenTree:
 
 def _built_tree(options: MedusaConfig, checkpoint: Checkpoint, num_nodes: int) -> TokenTree:
     num_heads = _num_heads(checkpoint)
-    if options.draft_sample_method != "greedy":
+    if options.draft_sample_method == "probabilistic":
         return TokenTree.chain(min(num_nodes, num_heads))
     accuracies = options.medusa_head_accuracies
     if accuracies is not None:

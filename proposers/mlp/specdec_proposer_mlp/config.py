@@ -60,7 +60,7 @@ class MLPSpeculatorConfig(DraftHeadConfig):
             )
         others = {
             "speculative_token_tree": self.speculative_token_tree is not None,
-            "draft_sample_method": self.draft_sample_method != "greedy",
+            "draft_sample_method": self.draft_sample_method == "probabilistic",
         }
         if self.n_candidates is not None and any(others.values()):
             given = " and ".join(name for name, is_given in others.items() if is_given)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from specdec_core import BuildContext, Plan, Proposer, ProposerSpec, TargetInfo, hookimpl
-from specdec_proposer_ngram.config import NgramConfig
+from specdec_proposer_ngram.config import DEFAULT_NUM_TOKENS, NgramConfig
 
 __all__ = ["NgramConfig", "specdec_proposers"]
 
@@ -25,4 +25,14 @@ def build(config: NgramConfig, context: BuildContext) -> Proposer:
 
 @hookimpl
 def specdec_proposers() -> Sequence[ProposerSpec]:
-    return [ProposerSpec(name="ngram", config=NgramConfig, build=build, api=1, plan=plan, requires=("numba",))]
+    return [
+        ProposerSpec(
+            name="ngram",
+            config=NgramConfig,
+            build=build,
+            api=1,
+            plan=plan,
+            requires=("numba",),
+            num_speculative_tokens=lambda config, device: DEFAULT_NUM_TOKENS,
+        )
+    ]

@@ -9,7 +9,9 @@ from attrs import field, frozen
 from specdec_core import ConfigError
 from specdec_core.config.fields import one_of, whole_number
 
-DEFAULT_LENGTH = 5
+DEFAULT_LENGTHS = 2, 5
+DEFAULT_NUM_TOKENS = 5
+"""Draft tokens in a step where users give no number."""
 
 
 @frozen
@@ -25,7 +27,7 @@ class NgramConfig:
         validator=whole_number(1, optional=True),
         metadata={
             "help": "Shortest suffix of the context to look for, in tokens. Smaller: more drafts, lower acceptance "
-            "rate. None: as prompt_lookup_max, or 5 if both are None."
+            "rate. None: as prompt_lookup_max, or 2 if both are None."
         },
     )
     prompt_lookup_max: int | None = field(
@@ -52,6 +54,6 @@ class NgramConfig:
     @property
     def lengths(self) -> tuple[int, int]:
         """Smallest and largest number of last tokens to search for. If one option is None, it equals the other one. By
-        default both are 5."""
-        given = [n for n in (self.prompt_lookup_min, self.prompt_lookup_max) if n is not None] or [DEFAULT_LENGTH]
+        default they are 2 and 5."""
+        given = [n for n in (self.prompt_lookup_min, self.prompt_lookup_max) if n is not None] or DEFAULT_LENGTHS
         return given[0], given[-1]

@@ -7,7 +7,7 @@ from specdec_proposer_ngram import NgramConfig
 @pytest.mark.parametrize(
     ("options", "lengths"),
     [
-        ({}, (5, 5)),
+        ({}, (2, 5)),
         ({"prompt_lookup_max": 3}, (3, 3)),
         ({"prompt_lookup_min": 7}, (7, 7)),
         ({"prompt_lookup_min": None, "prompt_lookup_max": 2}, (2, 2)),

@@ -1,4 +1,4 @@
-"""The commands `spec-decode bench` and `spec-decode demo`, which compare speculative with plain decoding."""
+"""The commands `spec-decode bench`, `demo` and `tune`, which compare speculative with plain decoding."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ if TYPE_CHECKING:
 
 @hookimpl
 def specdec_commands() -> Sequence[click.Command]:
-    from specdec_tools import bench, demo
+    from specdec_tools import bench, demo, tune
 
-    return [bench.command, demo.command]
+    return [bench.command, demo.command, tune.command]

@@ -1,0 +1,235 @@
+"""spec-decode tune: tries methods and their settings on the user's model and prompts, and writes the best one down."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import click
+from attrs import field, frozen
+from rich.table import Table
+from tqdm import tqdm
+
+from specdec_core.cli.options import ModelCommand, ModelOptions, model_options
+from specdec_core.cli.screen import cell, make_console
+from specdec_core.config.sampling import SamplingParams
+from specdec_core.errors import ConfigError, SpecdecError
+from specdec_core.plugins import Plugins
+from specdec_tools.compare import Run, TimedModel
+from specdec_tools.files import check_writable, read_prompts, write_text
+from specdec_tools.tasks import PROMPTS
+
+NUMBERS = (1, 2, 3, 5, 8)
+"""Fixed numbers of draft tokens that are tried, besides a method's own defaults."""
+NUM_FIRST = 4
+"""Prompts, or batches of them, of the first round."""
+KEPT = 1 / 3
+"""Share of the candidates that a round leaves for the next one, and the fewest."""
+FEWEST = 3
+WARM_UP = "a = 1"
+HIGHER = 4
+"""The higher load has so many times as many requests at once."""
+
+
+@frozen(eq=False)
+class Candidate:
+    """A speculative_config, and the ratios of its tokens per second to those of plain decoding, one for each run."""
+
+    config: dict[str, Any]
+    ratios: list[float] = field(factory=list)
+    acceptance_lengths: list[float] = field(factory=list)
+
+    @property
+    def name(self) -> str:
+        methods = self.config["method"]
+        others = [f"{key}={value}" for key, value in self.config.items() if key != "method"]
+        return ", ".join([methods if isinstance(methods, str) else " + ".join(methods), *others])
+
+    @property
+    def speed_up(self) -> float:
+        return median(self.ratios)
+
+
+def candidates(options: ModelOptions) -> tuple[list[Candidate], dict[str, str]]:
+    """Return what is to be tried, and why other methods are not, by name.
+
+    A method is tried with its defaults, with adaptive_draft_length, and with each of NUMBERS. If both a method with a
+    model and one without are usable, their combinations are tried, too.
+    """
+    found: list[Candidate] = []
+    refused: dict[str, str] = {}
+    usable: dict[bool, list[str]] = {True: [], False: []}  # by whether the method has a model
+    for name in Plugins.load(disable=options.disable).proposers():
+        try:
+            design = options.with_keywords(speculative_config={"method": name}).dry_run()
+        except SpecdecError as error:
+            refused[name] = str(error)
+            continue
+        plan = design.methods[0].plan
+        usable[plan.observes or plan.kv_layout is not None].append(name)
+        found += [Candidate({"method": name}), Candidate({"method": name, "adaptive_draft_length": True})]
+        found += [Candidate({"method": name, "num_speculative_tokens": number}) for number in NUMBERS]
+    pairs = [[first, second] for first in usable[False] for second in usable[True]]
+    found += [Candidate({"method": pair, "adaptive_draft_length": True}) for pair in pairs]
+    return [each for each in found if _fits(each, options)], refused
+
+
+def _fits(candidate: Candidate, options: ModelOptions) -> bool:
+    try:
+        options.with_keywords(speculative_config=candidate.config).dry_run()
+    except SpecdecError:
+        return False
+    return True
+
+
+@frozen
+class Trial:
+    """Prompts in batches, and how they are completed."""
+
+    batches: Sequence[Sequence[str]]
+    params: SamplingParams
+
+    def measure(self, plain: TimedModel, model: TimedModel, candidate: Candidate) -> None:
+        """Run the batches plainly and with the candidate, in turn, and add to its ratios."""
+        pairs = [(plain.run(batch, self.params), model.run(batch, self.params)) for batch in self.batches]
+        candidate.ratios.append(_per_second([b for _, b in pairs]) / _per_second([a for a, _ in pairs]))
+        drafts = [draft for _, run in pairs for draft in run.drafts()]
+        accepted = sum(draft.num_accepted for draft in drafts)
+        candidate.acceptance_lengths.append(1 + accepted / len(drafts) if drafts else 1.0)
+
+    def first(self, number: int) -> Trial:
+        return Trial(self.batches[:number], self.params)
+
+
+def _per_second(runs: Sequence[Run]) -> float:
+    return sum(len(ids) for run in runs for ids in run.token_ids) / sum(run.seconds for run in runs)
+
+
+def try_all(
+    options: ModelOptions, plain: TimedModel, tried: Sequence[Candidate], trial: Trial, num_runs: int
+) -> list[Candidate]:
+    """Measure candidates, in rounds that leave fewer and measure more of the prompts (successive halving; Jamieson and
+    Talwalkar 2016). Returns those of the last round, the fastest first."""
+    left, size = list(tried), NUM_FIRST
+    while len(left) > FEWEST and size < len(trial.batches):
+        _measure(options, plain, left, trial.first(size), 1)
+        left = _best(left, max(FEWEST, round(KEPT * len(left))))
+        size *= 2
+    for candidate in left:
+        candidate.ratios.clear()
+        candidate.acceptance_lengths.clear()
+    _measure(options, plain, left, trial, num_runs)
+    return _best(left, len(left))
+
+
+def _best(given: Sequence[Candidate], number: int) -> list[Candidate]:
+    return sorted(given, key=lambda candidate: candidate.speed_up, reverse=True)[:number]
+
+
+def _measure(options: ModelOptions, plain: TimedModel, given: Sequence[Candidate], trial: Trial, num_runs: int) -> None:
+    """Measure each candidate num_runs times. Each time the model is loaded anew: a method may remember outputs, and the
+    same prompts will not come again."""
+    work = [candidate for candidate in given for _ in range(num_runs)]
+    for candidate in tqdm(work, unit="run", disable=not sys.stderr.isatty()):
+        with click.Context(click.get_current_context().command):  # which closes the model at its end
+            model = TimedModel.load(options.with_keywords(speculative_config=candidate.config))
+            model.run([WARM_UP], trial.params)
+            trial.measure(plain, model, candidate)
+
+
+@click.command("tune", cls=ModelCommand)
+@model_options()
+@click.option(
+    "--prompts",
+    "prompts_file",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Prompts like those that you will have, as for `bench`.  [default: built-in ones]",
+)
+@click.option(
+    "--batch-size", type=click.IntRange(min=1), default=1, show_default=True, help="Requests that run at once."
+)
+@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy decoding.")
+@click.option(
+    "--max-tokens", type=click.IntRange(min=2), default=128, show_default=True, help="Most tokens per completion."
+)
+@click.option("--runs", type=click.IntRange(min=1), default=3, show_default=True, help="Runs of the last round.")
+@click.option(
+    "--output",
+    metavar="FILE",
+    type=click.Path(path_type=Path),
+    help="Write the best configuration to this .json file, for --config.",
+)
+def command(
+    options: ModelOptions,
+    prompts_file: Path | None,
+    batch_size: int,
+    temperature: float,
+    max_tokens: int,
+    runs: int,
+    output: Path | None,
+) -> None:
+    """Find the fastest way to speculate for a model, prompts and a number of requests at once.
+
+    Every installed method that the model has a draft for is tried, with its defaults and with fixed numbers of draft
+    tokens, alone and together. The prompts should be like those that will be served.
+    """
+    if options.speculative_config is not None:
+        raise ConfigError("tune chooses the method by itself: leave out --method, and speculative_config of --config")
+    check_writable("--output", output)
+    if output is not None and output.suffix.lower() != ".json":
+        raise ConfigError(f"--output {str(output)!r} is written as JSON: give it the suffix .json")
+    texts = [prompt.text for prompt in (read_prompts(prompts_file) if prompts_file is not None else PROMPTS)]
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    console = make_console()
+    tried, refused = candidates(options)
+    for name, reason in refused.items():
+        console.print(f"{name} is not tried: {reason}", style="dim", markup=False)
+    if not tried:
+        raise ConfigError("no installed method can draft for this model: see the reasons above")
+    plain = TimedModel.load(options)
+    found = try_all(options, plain, tried, Trial(_batches(texts, batch_size), params), runs)
+    larger = Trial(_batches(texts * HIGHER, batch_size * HIGHER), params)
+    at_higher = [Candidate(each.config) for each in found]
+    _measure(options, plain, at_higher, larger, 1)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for head in (
+        "configuration",
+        f"speed-up, {batch_size} at once",
+        "acceptance length",
+        f"{batch_size * HIGHER} at once",
+    ):
+        table.add_column(head, justify="left" if head == "configuration" else "right")
+    for each, higher in zip(found, at_higher, strict=True):
+        length = f"{median(each.acceptance_lengths):.2f}"
+        table.add_row(cell(each.name), f"{each.speed_up:.2f}", length, f"{higher.speed_up:.2f}")
+    console.print(table)
+    best = found[0]
+    chosen = dict(options.keywords) | {"speculative_config": best.config if best.speed_up > 1 else None}
+    console.print(_said(best, batch_size, at_higher), markup=False)
+    if output is not None:
+        write_text("--output", output, json.dumps(_without_none(chosen), indent=2) + "\n")
+        console.print(f"written to {output}: spec-decode bench --config {output}", markup=False)
+
+
+def _batches(texts: Sequence[str], size: int) -> list[list[str]]:
+    return [list(texts[i : i + size]) for i in range(0, len(texts), size)]
+
+
+def _said(best: Candidate, batch_size: int, at_higher: Sequence[Candidate]) -> str:
+    """What to do, and at a higher load."""
+    if best.speed_up <= 1:
+        text = f"With {batch_size} at once, decode plainly: no setting was faster."
+    else:
+        text = f"With {batch_size} at once, use {json.dumps(best.config)}: {best.speed_up:.2f} times as fast."
+    top = max(at_higher, key=lambda candidate: candidate.speed_up)
+    what = f"{top.name}, {top.speed_up:.2f} times as fast" if top.speed_up > 1 else "plain decoding"
+    return f"{text} With {batch_size * HIGHER}: {what}."
+
+
+def _without_none(keywords: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in keywords.items() if value is not None}

@@ -1,0 +1,113 @@
+"""spec-decode tune: which settings it tries, which one it writes, and that what it writes can be run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from specdec_core.cli import main
+from specdec_tools import tune
+from specdec_tools.tune import Candidate, Trial, try_all
+
+OTHERS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix")
+FAST = {"ngram": 1.5, "ngram, num_speculative_tokens=3": 2.0}
+
+
+def invoke(*arguments: str, disable: tuple[str, ...] = OTHERS) -> Any:
+    words = [word for name in disable for word in ("--disable", name)]
+    return CliRunner().invoke(main, ["tune", "--max-tokens", "4", *words, *arguments])
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> str:
+    file = tmp_path / "prompts.txt"
+    file.write_text("x = 1\nx = 1\ny = 2\n", encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Speed-ups by name (`FAST`, else 0.5) in place of measured ones. Returns what was measured: names, and numbers of
+    batches."""
+    measured: list[tuple[str, int]] = []
+
+    def measure(options: Any, plain: Any, given: Any, trial: Trial, num_runs: int) -> None:
+        for candidate in given:
+            measured.append((candidate.name, len(trial.batches)))
+            candidate.ratios.extend([FAST.get(candidate.name, 0.5)] * num_runs)
+            candidate.acceptance_lengths.extend([1.0] * num_runs)
+
+    monkeypatch.setattr(tune, "_measure", measure)
+    return measured
+
+
+def test_what_it_writes_can_be_run(prompts: str, tmp_path: Path) -> None:
+    output = tmp_path / "best.json"
+    result = invoke("--prompts", prompts, "--runs", "1", "--output", str(output))
+    assert result.exit_code == 0, result.output
+    assert "ngram, adaptive_draft_length=True" in result.output
+    written = json.loads(output.read_text(encoding="utf-8"))
+    assert written["model"] == "tiny"
+    ran = CliRunner().invoke(main, ["generate", "--config", str(output), "--max-tokens", "2", "x = 1"])
+    assert ran.exit_code == 0, ran.output
+
+
+def test_the_fastest_is_written(timed: Any, prompts: str, tmp_path: Path) -> None:
+    output = tmp_path / "best.json"
+    result = invoke("--prompts", prompts, "--output", str(output))
+    assert result.exit_code == 0, result.output
+    expected = {"method": "ngram", "num_speculative_tokens": 3}
+    assert json.loads(output.read_text(encoding="utf-8"))["speculative_config"] == expected
+    assert "2.00 times as fast" in result.output
+
+
+def test_nothing_is_faster_than_plain_decoding(
+    timed: Any, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.FAST", {})
+    output = tmp_path / "best.json"
+    result = invoke("--prompts", prompts, "--output", str(output))
+    assert "decode plainly: no setting was faster" in result.output
+    assert "speculative_config" not in json.loads(output.read_text(encoding="utf-8"))
+
+
+def test_rounds_leave_fewer_and_measure_more(timed: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = [Candidate({"method": "ngram", "num_speculative_tokens": number}) for number in range(1, 28)]
+    trial = Trial([["x"]] * 20, params=None)  # type: ignore[arg-type]
+    found = try_all(None, None, tried, trial, 2)  # type: ignore[arg-type]
+    sizes = [number for _, number in timed]
+    assert [sizes.count(number) for number in (4, 8, 20)] == [27, 9, 3]
+    assert found[0].name == "ngram, num_speculative_tokens=3"
+    assert found[0].ratios == [2.0, 2.0]
+
+
+def test_methods_without_a_model_are_combined_with_others() -> None:
+    names = [each.name for each in _candidates(("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix"))]
+    assert "ngram + draft_model, adaptive_draft_length=True" not in names, "draft_model drafts alone"
+    names = [each.name for each in _candidates(("draft_model", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix"))]
+    assert "ngram + eagle, adaptive_draft_length=True" in names
+    assert "eagle, num_speculative_tokens=8" in names
+
+
+def _candidates(disable: tuple[str, ...]) -> list[Candidate]:
+    from specdec_core.cli.options import ModelOptions
+
+    options = ModelOptions({"model": "tiny", "speculative_config": None}, disable)
+    return tune.candidates(options)[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--method", "ngram"), "tune chooses the method by itself"),
+        (("--output", "best.toml"), "is written as JSON"),
+    ],
+)
+def test_what_does_not_fit_is_refused(arguments: tuple[str, ...], message: str) -> None:
+    result = invoke(*arguments)
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split())

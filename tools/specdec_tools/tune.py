@@ -28,7 +28,7 @@ NUMBERS = (1, 2, 3, 5, 8)
 NUM_FIRST = 4
 """Prompts, or batches of them, of the first round."""
 KEPT = 1 / 3
-"""Share of the candidates that a round leaves for the next one, and the fewest."""
+"""Share of the settings that a round leaves for the next one, and the fewest."""
 FEWEST = 3
 WARM_UP = "a = 1"
 HIGHER = 4
@@ -36,7 +36,7 @@ HIGHER = 4
 
 
 @frozen(eq=False)
-class Candidate:
+class Setting:
     """A speculative_config, and the ratios of its tokens per second to those of plain decoding, one for each run."""
 
     config: dict[str, Any]
@@ -54,13 +54,13 @@ class Candidate:
         return median(self.ratios)
 
 
-def candidates(options: ModelOptions) -> tuple[list[Candidate], dict[str, str]]:
+def settings(options: ModelOptions) -> tuple[list[Setting], dict[str, str]]:
     """Return what is to be tried, and why other methods are not, by name.
 
     A method is tried with its defaults, with adaptive_draft_length, and with each of NUMBERS. If both a method with a
     model and one without are usable, their combinations are tried, too.
     """
-    found: list[Candidate] = []
+    found: list[Setting] = []
     refused: dict[str, str] = {}
     usable: dict[bool, list[str]] = {True: [], False: []}  # by whether the method has a model
     for name in Plugins.load(disable=options.disable).proposers():
@@ -71,16 +71,16 @@ def candidates(options: ModelOptions) -> tuple[list[Candidate], dict[str, str]]:
             continue
         plan = design.methods[0].plan
         usable[plan.observes or plan.kv_layout is not None].append(name)
-        found += [Candidate({"method": name}), Candidate({"method": name, "adaptive_draft_length": True})]
-        found += [Candidate({"method": name, "num_speculative_tokens": number}) for number in NUMBERS]
+        found += [Setting({"method": name}), Setting({"method": name, "adaptive_draft_length": True})]
+        found += [Setting({"method": name, "num_speculative_tokens": number}) for number in NUMBERS]
     pairs = [[first, second] for first in usable[False] for second in usable[True]]
-    found += [Candidate({"method": pair, "adaptive_draft_length": True}) for pair in pairs]
+    found += [Setting({"method": pair, "adaptive_draft_length": True}) for pair in pairs]
     return [each for each in found if _fits(each, options)], refused
 
 
-def _fits(candidate: Candidate, options: ModelOptions) -> bool:
+def _fits(setting: Setting, options: ModelOptions) -> bool:
     try:
-        options.with_keywords(speculative_config=candidate.config).dry_run()
+        options.with_keywords(speculative_config=setting.config).dry_run()
     except SpecdecError:
         return False
     return True
@@ -93,13 +93,13 @@ class Trial:
     batches: Sequence[Sequence[str]]
     params: SamplingParams
 
-    def measure(self, plain: TimedModel, model: TimedModel, candidate: Candidate) -> None:
-        """Run the batches plainly and with the candidate, in turn, and add to its ratios."""
+    def measure(self, plain: TimedModel, model: TimedModel, setting: Setting) -> None:
+        """Run the batches plainly and with the setting, in turn, and add to its ratios."""
         pairs = [(plain.run(batch, self.params), model.run(batch, self.params)) for batch in self.batches]
-        candidate.ratios.append(_per_second([b for _, b in pairs]) / _per_second([a for a, _ in pairs]))
+        setting.ratios.append(_per_second([b for _, b in pairs]) / _per_second([a for a, _ in pairs]))
         drafts = [draft for _, run in pairs for draft in run.drafts()]
         accepted = sum(draft.num_accepted for draft in drafts)
-        candidate.acceptance_lengths.append(1 + accepted / len(drafts) if drafts else 1.0)
+        setting.acceptance_lengths.append(1 + accepted / len(drafts) if drafts else 1.0)
 
     def first(self, number: int) -> Trial:
         return Trial(self.batches[:number], self.params)
@@ -110,35 +110,35 @@ def _per_second(runs: Sequence[Run]) -> float:
 
 
 def try_all(
-    options: ModelOptions, plain: TimedModel, tried: Sequence[Candidate], trial: Trial, num_runs: int
-) -> list[Candidate]:
-    """Measure candidates, in rounds that leave fewer and measure more of the prompts (successive halving; Jamieson and
+    options: ModelOptions, plain: TimedModel, tried: Sequence[Setting], trial: Trial, num_runs: int
+) -> list[Setting]:
+    """Measure settings, in rounds that leave fewer and measure more of the prompts (successive halving; Jamieson and
     Talwalkar 2016). Returns those of the last round, the fastest first."""
     left, size = list(tried), NUM_FIRST
     while len(left) > FEWEST and size < len(trial.batches):
         _measure(options, plain, left, trial.first(size), 1)
         left = _best(left, max(FEWEST, round(KEPT * len(left))))
         size *= 2
-    for candidate in left:
-        candidate.ratios.clear()
-        candidate.acceptance_lengths.clear()
+    for setting in left:
+        setting.ratios.clear()
+        setting.acceptance_lengths.clear()
     _measure(options, plain, left, trial, num_runs)
     return _best(left, len(left))
 
 
-def _best(given: Sequence[Candidate], number: int) -> list[Candidate]:
-    return sorted(given, key=lambda candidate: candidate.speed_up, reverse=True)[:number]
+def _best(given: Sequence[Setting], number: int) -> list[Setting]:
+    return sorted(given, key=lambda setting: setting.speed_up, reverse=True)[:number]
 
 
-def _measure(options: ModelOptions, plain: TimedModel, given: Sequence[Candidate], trial: Trial, num_runs: int) -> None:
-    """Measure each candidate num_runs times. Each time the model is loaded anew: a method may remember outputs, and the
+def _measure(options: ModelOptions, plain: TimedModel, given: Sequence[Setting], trial: Trial, num_runs: int) -> None:
+    """Measure each setting num_runs times. Each time the model is loaded anew: a method may remember outputs, and the
     same prompts will not come again."""
-    work = [candidate for candidate in given for _ in range(num_runs)]
-    for candidate in tqdm(work, unit="run", disable=not sys.stderr.isatty()):
+    work = [setting for setting in given for _ in range(num_runs)]
+    for setting in tqdm(work, unit="run", disable=not sys.stderr.isatty()):
         with click.Context(click.get_current_context().command):  # which closes the model at its end
-            model = TimedModel.load(options.with_keywords(speculative_config=candidate.config))
+            model = TimedModel.load(options.with_keywords(speculative_config=setting.config))
             model.run([WARM_UP], trial.params)
-            trial.measure(plain, model, candidate)
+            trial.measure(plain, model, setting)
 
 
 @click.command("tune", cls=ModelCommand)
@@ -186,7 +186,7 @@ def command(
     texts = [prompt.text for prompt in (read_prompts(prompts_file) if prompts_file is not None else PROMPTS)]
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     console = make_console()
-    tried, refused = candidates(options)
+    tried, refused = settings(options)
     for name, reason in refused.items():
         console.print(f"{name} is not tried: {reason}", style="dim", markup=False)
     if not tried:
@@ -194,7 +194,7 @@ def command(
     plain = TimedModel.load(options)
     found = try_all(options, plain, tried, Trial(_batches(texts, batch_size), params), runs)
     larger = Trial(_batches(texts * HIGHER, batch_size * HIGHER), params)
-    at_higher = [Candidate(each.config) for each in found]
+    at_higher = [Setting(each.config) for each in found]
     _measure(options, plain, at_higher, larger, 1)
     table = Table(box=None, padding=(0, 2, 0, 0))
     for head in (
@@ -220,13 +220,13 @@ def _batches(texts: Sequence[str], size: int) -> list[list[str]]:
     return [list(texts[i : i + size]) for i in range(0, len(texts), size)]
 
 
-def _said(best: Candidate, batch_size: int, at_higher: Sequence[Candidate]) -> str:
+def _said(best: Setting, batch_size: int, at_higher: Sequence[Setting]) -> str:
     """What to do, and at a higher load."""
     if best.speed_up <= 1:
         text = f"With {batch_size} at once, decode plainly: no setting was faster."
     else:
         text = f"With {batch_size} at once, use {json.dumps(best.config)}: {best.speed_up:.2f} times as fast."
-    top = max(at_higher, key=lambda candidate: candidate.speed_up)
+    top = max(at_higher, key=lambda setting: setting.speed_up)
     what = f"{top.name}, {top.speed_up:.2f} times as fast" if top.speed_up > 1 else "plain decoding"
     return f"{text} With {batch_size * HIGHER}: {what}."
 

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from specdec_core.cli import main
 from specdec_tools import tune
-from specdec_tools.tune import Candidate, Trial, try_all
+from specdec_tools.tune import Setting, Trial, try_all
 
 OTHERS = ("draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix")
 FAST = {"ngram": 1.5, "ngram, num_speculative_tokens=3": 2.0}
@@ -36,10 +36,10 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
     measured: list[tuple[str, int]] = []
 
     def measure(options: Any, plain: Any, given: Any, trial: Trial, num_runs: int) -> None:
-        for candidate in given:
-            measured.append((candidate.name, len(trial.batches)))
-            candidate.ratios.extend([FAST.get(candidate.name, 0.5)] * num_runs)
-            candidate.acceptance_lengths.extend([1.0] * num_runs)
+        for setting in given:
+            measured.append((setting.name, len(trial.batches)))
+            setting.ratios.extend([FAST.get(setting.name, 0.5)] * num_runs)
+            setting.acceptance_lengths.extend([1.0] * num_runs)
 
     monkeypatch.setattr(tune, "_measure", measure)
     return measured
@@ -76,7 +76,7 @@ def test_nothing_is_faster_than_plain_decoding(
 
 
 def test_rounds_leave_fewer_and_measure_more(timed: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = [Candidate({"method": "ngram", "num_speculative_tokens": number}) for number in range(1, 28)]
+    tried = [Setting({"method": "ngram", "num_speculative_tokens": number}) for number in range(1, 28)]
     trial = Trial([["x"]] * 20, params=None)  # type: ignore[arg-type]
     found = try_all(None, None, tried, trial, 2)  # type: ignore[arg-type]
     sizes = [number for _, number in timed]
@@ -86,18 +86,18 @@ def test_rounds_leave_fewer_and_measure_more(timed: list[tuple[str, int]], monke
 
 
 def test_methods_without_a_model_are_combined_with_others() -> None:
-    names = [each.name for each in _candidates(("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix"))]
+    names = [each.name for each in _settings(("eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix"))]
     assert "ngram + draft_model, adaptive_draft_length=True" not in names, "draft_model drafts alone"
-    names = [each.name for each in _candidates(("draft_model", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix"))]
+    names = [each.name for each in _settings(("draft_model", "eagle3", "medusa", "mlp_speculator", "mtp", "suffix"))]
     assert "ngram + eagle, adaptive_draft_length=True" in names
     assert "eagle, num_speculative_tokens=8" in names
 
 
-def _candidates(disable: tuple[str, ...]) -> list[Candidate]:
+def _settings(disable: tuple[str, ...]) -> list[Setting]:
     from specdec_core.cli.options import ModelOptions
 
     options = ModelOptions({"model": "tiny", "speculative_config": None}, disable)
-    return tune.candidates(options)[0]
+    return tune.settings(options)[0]
 
 
 @pytest.mark.parametrize(

@@ -43,21 +43,14 @@ def test_the_draft_vocabulary_is_small():
 
 @pytest.mark.parametrize(
     ("method", "options", "least"),
-    [
-        ("eagle3", {}, 2.03),
-        ("eagle3", CHAIN, 2.2),
-        ("eagle", {}, 1.95),
-        ("eagle", CHAIN, 2.3),
-        ("draft_model", {}, 2.0),
-        ("mtp", {"num_speculative_tokens": 5}, 2.25),
-    ],
+    [("eagle3", {}, 4.1), ("eagle3", CHAIN, 3.85), ("eagle", {}, 4.1), ("eagle", CHAIN, 4.1), ("draft_model", {}, 2.7)],
 )
 def test_it_is_found_and_right_about_many_tokens(method, options, least, plain):
     """Without `model` in speculative_config, the shipped draft of the method is loaded. Outputs equal those of plain
     decoding, and the acceptance length exceeds `least`.
 
-    Measured acceptance lengths of the six cases, in order: 2.11, 2.45, 2.06, 2.47, 2.15 and 2.44. With a fault in
-    EAGLE-3: 2.00 and 2.05 if it reads the hidden states of the next layers.
+    Measured acceptance lengths of the five cases, in order: 4.39, 4.00, 4.42, 4.42 and 2.95. With a fault in EAGLE-3:
+    3.75 if it reads the hidden states of the next layers, 1.00 if tokens are shifted by one.
     """
     with LLM("tiny", dtype="float32", speculative_config={"method": method, **options}) as llm:
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)

@@ -180,8 +180,7 @@ def learned(record: dict[str, Any]) -> str:
             for target in ("as it is", "deep")
         }
         deep = {(row["way"], row["temperature"]): row for row in rows["deep"]}
-        heads = ["drafts", "temperature", "acceptance length", "of unlooped text", "tokens per forward pass"]
-        heads += ["drafting", "tokens/s", "speed-up", "efficiency"]
+        heads = ["drafts", "temperature", "acceptance length", "of unlooped text", "tokens/s", "speed-up", "efficiency"]
         heads += (
             [f"speed-up, {times} times as deep", "of decoding alone", "that over acceptance length"] if deep else []
         )
@@ -191,8 +190,7 @@ def learned(record: dict[str, Any]) -> str:
         lines += [f"| {' | '.join(heads)} |", "|---|" + "---|" * (len(heads) - 1)]
         for row in rows["as it is"]:
             cells = [row["way"], f"{row['temperature']:g}", f"{row['acceptance_length']:.2f}"]
-            cells += [f"{row['unlooped']['acceptance_length']:.2f}", f"{row['costs']['block_efficiency']:.2f}"]
-            cells += [f"{row['drafting_share']:.0%}", f"{row['tokens_per_s']['speculative']:.0f}"]
+            cells += [f"{row['unlooped']['acceptance_length']:.2f}", f"{row['tokens_per_s']:.0f}"]
             cells += [f"{row['speed_up']:.2f}", f"{row['efficiency']:.2f}"]
             if other := deep.get((row["way"], row["temperature"])):
                 alone = other["decoding_speed_up"]

@@ -295,10 +295,8 @@ SPECULATION = [
     ({"metod": "medusa"}, ConfigError, "names no method, but has a key 'metod': did you mean 'method'?"),
     ({"modle": "x", "draft": 1}, ConfigError, "names no method, but has a key 'modle': did you mean 'model'?"),
     ({"model": __file__}, ConfigError, "the draft model '.*' is a file: give the folder that has it and its conf"),
-    ({**NGRAM, "method": ["ngram"]}, ConfigError, "names no method"),
+    ({**NGRAM, "method": ["ngram", "ngram"]}, ConfigError, "names the method 'ngram' twice"),
     ({**NGRAM, "method": "ngrm"}, PluginError, "unknown proposer 'ngrm'. Did you mean 'ngram'"),
-    ({"method": "ngram"}, ConfigError, "no num_speculative_tokens: give the number"),
-    ({**NGRAM, "num_speculative_tokens": None}, ConfigError, "no num_speculative_tokens: give the number"),
     *(({**NGRAM, "num_speculative_tokens": number}, ConfigError, "num_speculative_tokens=.* give an integer from 1 to")
       for number in NUMBERS),
     ({**NGRAM, "num_speculative_token": 3}, ConfigError, "did you mean 'num_speculative_tokens'"),

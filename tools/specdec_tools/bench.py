@@ -77,7 +77,10 @@ WARM_UP = 8
 @click.option("--max-tokens", type=int, default=128, show_default=True, help="Most tokens per completion.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy decoding.")
 @click.option(
-    "--seed", type=int, default=0, show_default=True, help="Seed for temperatures above 0, and for --request-rate."
+    "--seed",
+    type=int,
+    help="Seed of each completion above temperature 0, whose drafts are then not sampled, and of --request-rate. Left "
+    "out: none.",
 )
 @click.option("--output", metavar="FILE", type=FILE, help="Write all results to this JSON file.")
 @click.option(
@@ -98,7 +101,7 @@ def command(
     runs: int,
     max_tokens: int,
     temperature: float,
-    seed: int,
+    seed: int | None,
     output: Path | None,
     plot_file: Path | None,
 ) -> None:
@@ -108,10 +111,12 @@ def command(
     runs. Prompts of different groups are never in the same batch. Several --config files are compared with the same
     plain runs. The table shows whether outputs differ; the exit status is 0 even if they do.
     """
+    if rates and seed is None:
+        seed = 0  # known outputs must come again
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
     prompts = read_prompts(prompts_file) if prompts_file is not None else list(PROMPTS)
     _check_files(output, plot_file)
-    work = Work.of(prompts, batch_size, concurrency, request_rate, num_requests, seed)
+    work = Work.of(prompts, batch_size, concurrency, request_rate, num_requests, seed or 0)
     chosen = configurations([_with_seats(each, work) for each in options], rates or ())
     models = [TimedModel.load(chosen[0].options.with_keywords(speculative_config=None)), *(c.load() for c in chosen)]
     _warm_up(models, prompts, work, params)

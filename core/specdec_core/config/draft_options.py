@@ -98,8 +98,8 @@ class DraftSamplingConfig:
         one_of(AUTO, GREEDY, PROBABILISTIC),
         "'greedy' drafts the most probable tokens. 'probabilistic' draws them from the draft's distribution at the "
         "request's temperature, siblings without replacement. 'auto' draws chains, or the shape that is given, for "
-        "requests that have a temperature above 0 and no seed: more of these are accepted. Else it is 'greedy', with "
-        "which a seed gives the text of plain decoding.",
+        "requests that have a temperature above 0 and no seed, since more of these are accepted, and is 'greedy' for "
+        "others.",
         default=AUTO,
     )
 

@@ -72,11 +72,6 @@ class ProposerBatch:
     levels: LevelBudget | None = None  # asked before each level but the first; None: all are wanted, as on a GPU
     may_sample: tuple[bool, ...] = ()  # [batch]   the temperature is above 0, and the user gave no seed; (): of none
 
-    @property
-    def samples(self) -> bool:
-        """Whether draft tokens of some request may be drawn, rather than chosen, where the user leaves that open."""
-        return any(self.may_sample)
-
 
 @frozen(eq=False)
 class TopTokens:

@@ -43,7 +43,7 @@ class DraftBuilder:
     def __init__(self, batch: ProposerBatch, method: str = GREEDY, q_to_target: torch.Tensor | None = None) -> None:
         self._batch, self._q_to_target = batch, q_to_target
         device = batch.root_token_ids.device
-        may_draw = method == PROBABILISTIC or (method == AUTO and batch.samples)
+        may_draw = method == PROBABILISTIC or (method == AUTO and any(batch.may_sample))
         self.is_sampled = (batch.temperature >= SMALLEST_TEMPERATURE) & may_draw
         if may_draw and method == AUTO:
             self.is_sampled &= torch.tensor(batch.may_sample, device=device)

@@ -46,7 +46,7 @@ class LastHiddenProposer(Proposer):
     def grower(self, batch: ProposerBatch) -> TreeGrower:
         """Begin the drafts of a call of `propose`: trees of the given shape, or chains if tokens are drawn and no shape
         is given."""
-        is_drawn = self._method == AUTO and batch.samples
+        is_drawn = self._method == AUTO and any(batch.may_sample)
         shape = self._sampled_shape if is_drawn else self._shape
         return StaticTree(batch, shape, self._method, self._q_to_target)
 

@@ -98,7 +98,7 @@ def check_params(
     for name in params.speculative_methods or ():
         if name not in methods:
             raise ConfigError(
-                f"speculative_methods of a request has {name!r}, and the engine's methods are "
+                f"speculative_methods of a request has {shown(name)}, and the engine's methods are "
                 f"{', '.join(map(repr, methods)) or 'none'}: name some of these, or leave it out for all"
             )
 

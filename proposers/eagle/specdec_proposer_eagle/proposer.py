@@ -60,7 +60,7 @@ class EagleProposer(FeatureProposer):
     def grower(self, batch: ProposerBatch) -> TreeGrower:
         config = self._config
         to_target = self._own_ids if self._vocabulary is None else self._vocabulary.to_target
-        if config.is_dynamic and not (config.may_draw and batch.samples):
+        if config.is_dynamic and not (config.may_draw and any(batch.may_sample)):
             return DynamicTree(batch, config.top_k, self._depth, to_target, config.min_prob)
         return StaticTree(batch, self._shape, config.draft_sample_method, to_target)
 

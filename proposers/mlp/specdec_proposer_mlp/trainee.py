@@ -41,24 +41,6 @@ class SpeculatorTrainee(nn.Module):
         for weight in self.speculator.parameters():  # as the authors initialize it
             if weight.ndim == 2:
                 nn.init.trunc_normal_(weight, 0, self._config.inner_dim**-0.5)
-        if self._config.inner_dim <= target.info.hidden_size:
-            self._start_from_the_target()
-
-    @torch.no_grad()
-    def _start_from_the_target(self) -> None:
-        """Replace embeddings and LM heads by the target's own, projected on the directions in which its LM head varies
-        most. Similar tokens are then close from the beginning, which spares most of the first updates."""
-        size, model = self._config.inner_dim, self._target.model
-        read, written = (
-            part.weight.detach().float() for part in (model.get_input_embeddings(), model.get_output_embeddings())
-        )
-        directions = torch.linalg.svd(written.T @ written)[0][:, :size]  # [hidden, size]
-        for layers, rows in ((self.speculator.emb, read), (self.speculator.head, written)):
-            projected = rows @ directions
-            projected *= size**-0.5 / projected.std()  # the variance of the random weights
-            for layer in layers:
-                layer.weight.copy_(projected)
-        self.speculator.proj[0].weight.copy_(directions.T)
 
     def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         state = self.speculator.first_state(batch.features["final"].float())

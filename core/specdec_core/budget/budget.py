@@ -29,6 +29,7 @@ MOST_SAVED = 4
 is saved."""
 NUM_BETWEEN_CUTS = 64
 ALL = np.ones(1)
+"""The worth of every request's draft tokens where no other proposer drafts."""
 NUM_HELD = 8
 """Drafts from which is learned at once, and steps for which the choice before drafting holds if the requests stay the
 same: both take as long as a small draft."""
@@ -69,9 +70,7 @@ class Budget:
         self._num_steps = 0
         self._idle: Sequence[RequestView] | None = None  # the requests of the last step, if none of them drafted
         self._num_idle = 0  # steps since this was decided
-        self._held: tuple[Sequence[RequestView], list[int], int] | None = (
-            None  # the last choice, and how many steps it has held
-        )
+        self._held: tuple[Sequence[RequestView], list[int], int] | None = None  # the last choice, and its age in steps
         self._past: list[Past] = []  # drafts from which is to be learned
         # Of this step: the requests that draft, and what they may ask.
         self._requests: Sequence[RequestView] = ()

@@ -154,8 +154,18 @@ class Interrupting:
         signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture
+def interruptible():
+    """A shell starts background jobs with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("is_training", [True, False], ids=["in a step", "in the first evaluation"])
-def test_an_interrupt_that_python_discards_is_not_lost(is_training, specs, folder, tmp_path, monkeypatch, capsys):
+def test_an_interrupt_that_python_discards_is_not_lost(
+    is_training, specs, folder, tmp_path, monkeypatch, capsys, interruptible
+):
     discarded = []
     monkeypatch.setattr(sys, "unraisablehook", lambda lost: discarded.append(lost.exc_type))
 

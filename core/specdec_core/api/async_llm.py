@@ -45,7 +45,8 @@ class AsyncLLM:
 
     @property
     def speculative_config(self) -> SpeculativeConfig | tuple[SpeculativeConfig, ...] | None:
-        """How this AsyncLLM speculates, complete with what was left out. None: plain decoding."""
+        """How this AsyncLLM speculates, complete with what was left out; a tuple for several methods. None: plain
+        decoding."""
         return self._session.speculative_config
 
     async def __aenter__(self) -> Self:

@@ -28,6 +28,7 @@ MOST_SAVED = 4
 """Draft tokens are judged one by one if verifying all of them takes this many times as long as judging: of that, a part
 is saved."""
 NUM_BETWEEN_CUTS = 64
+"""Steps after which they are judged anyway, to measure how long that takes."""
 ALL = np.ones(1)
 """The worth of every request's draft tokens where no other proposer drafts."""
 NUM_HELD = 8

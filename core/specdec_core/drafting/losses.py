@@ -63,14 +63,16 @@ def soft_cross_entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tens
 
 
 def token_loss(logits: torch.Tensor, wanted: torch.Tensor, counts: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean cross entropy of logits [batch, n, vocab] with the tokens `wanted`, int64 [batch, n], and their
-    `accuracy`. Both are over the positions that count.
+    """Return the mean cross entropy of logits [batch, n, vocab] with what is `wanted`, and the `accuracy`. Both are
+    over the positions that count.
 
-    counts: bool [batch, n]. Elsewhere, `wanted` may be anything below vocab.
+    wanted: token ids, int64 [batch, n], or probabilities, float32 [batch, n, vocab]; accuracy is then that of the
+        likeliest tokens.
+    counts: bool [batch, n]. Elsewhere, `wanted` may be anything of its kind, such as any token ids below vocab.
     """
     weight = counts / counts.sum().clamp(min=1)
     losses: torch.Tensor = _CrossEntropy.apply(logits, wanted)  # type: ignore[no-untyped-call]
-    return (losses * weight).sum(), accuracy(logits, wanted, weight)
+    return (losses * weight).sum(), accuracy(logits, wanted if wanted.ndim == 2 else wanted.argmax(-1), weight)
 
 
 @torch.no_grad()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
-from specdec_core import TargetInfo, TrainingRecipe, TrainingTarget, checked_vocab_size, number, whole_number
+from specdec_core import TargetInfo, TrainingRecipe, TrainingTarget, checked_vocab_size, flag, number, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +27,11 @@ class MedusaOptions:
         default=None,
         validator=whole_number(1, optional=True),
         metadata={"help": "Size of the heads' vocabulary: the data's most frequent tokens. Default: all tokens."},
+    )
+    distill: bool = field(
+        default=False,
+        validator=flag,
+        metadata={"help": "Whether the heads learn the target's distributions, instead of the tokens of the texts."},
     )
 
     def vocab_size(self, target: TargetInfo) -> int:

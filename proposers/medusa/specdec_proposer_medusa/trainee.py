@@ -21,7 +21,8 @@ class MedusaTrainee(nn.Module):
     """Trains Medusa heads while the target stays as it is (Medusa-1; Cai et al. 2024, section 2.2.1).
 
     At position t of a text, head i predicts token t + 2 + i. Tokens outside the heads' vocabulary are masked. The loss
-    is the weighted sum of the heads' cross entropies.
+    is the weighted sum of the heads' cross entropies. With `distill`, these are with the target's distribution over the
+    heads' vocabulary, wherever its likeliest token is in there.
     """
 
     token_map: torch.Tensor  # int64 [draft_vocab], ascending
@@ -57,15 +58,28 @@ class MedusaTrainee(nn.Module):
         self.register_buffer("to_draft", to_draft)
 
     def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        hidden, wanted = batch.features["final"].float(), self.to_draft[batch.token_ids]
-        counts = batch.counts & (wanted >= 0)
+        hidden, (following, counts) = batch.features["final"].float(), self._following(batch)
         total, metrics = hidden.new_zeros(()), {}
-        for i in range(min(self._sizes.num_heads, wanted.shape[1] - 2)):
+        for i in range(min(self._sizes.num_heads, counts.shape[1] - 1)):
             logits = self.heads.logits(i, self.heads.hidden(i, hidden[:, : -2 - i]))
-            loss, metrics[f"accuracy_{i}"] = token_loss(logits, wanted[:, 2 + i :].clamp(min=0), counts[:, 2 + i :])
+            loss, metrics[f"accuracy_{i}"] = token_loss(logits, following[:, 1 + i :], counts[:, 1 + i :])
             metrics[f"loss_{i}"] = loss
             total = total + self._options.decay**i * loss
         return total, metrics
+
+    @torch.no_grad()
+    def _following(self, batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """What the heads learn about the token after each position but the last: its index in their vocabulary, int64
+        [batch, length - 1], or the target's probabilities, float32 [batch, length - 1, draft_vocab]. Also returns where
+        it counts, bool [batch, length - 1]."""
+        if self._options.distill:
+            logits = self._target.output_head(batch.features["final"][:, :-1])
+            tokens = logits.argmax(-1)
+            following = logits[..., self.token_map].softmax(-1, dtype=torch.float32)
+        else:
+            tokens = batch.token_ids[:, 1:]
+            following = self.to_draft[tokens].clamp(min=0)
+        return following, batch.counts[:, 1:] & (self.to_draft[tokens] >= 0)
 
     def load(self, model: str) -> Mapping[str, Any]:
         info = self._target.info

@@ -25,6 +25,7 @@ CASES: list[dict[str, Any]] = [
     {"num_heads": 3},
     {"num_heads": 5, "num_layers": 2, "decay": 0.5},
     {"num_heads": 2, "num_layers": 0, "truncated_vocab_size": 20},
+    {"num_heads": 3, "truncated_vocab_size": 20, "distill": True},
 ]
 
 
@@ -42,8 +43,13 @@ def made(target: TrainingTarget, *, is_new: bool = False, **options: Any) -> Med
     return trainee
 
 
-def by_the_formula(folder: Path, batch: TrainingBatch, decay: float) -> float:
-    """Compute the loss from a checkpoint, one position after another, with the reference implementation."""
+def by_the_formula(folder: Path, batch: TrainingBatch, target: TrainingTarget, case: dict[str, Any]) -> float:
+    """Compute the loss from a checkpoint, one position after another, with the reference implementation.
+
+    case: the recipe's options.
+    """
+    if case.get("distill"):
+        return distilled(folder, batch, target)
     config, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     num_heads, (num_texts, length) = config["num_heads"], batch.token_ids.shape
     losses: list[list[float]] = [[] for _ in range(num_heads)]
@@ -54,7 +60,24 @@ def by_the_formula(folder: Path, batch: TrainingBatch, decay: float) -> float:
                 loss = -float(log_probs[i, batch.token_ids[text, t + 2 + i]])
                 if batch.counts[text, t + 2 + i] and loss < float("inf"):  # a token that the heads have
                     losses[i].append(loss)
-    return sum(decay**i * sum(each) / len(each) for i, each in enumerate(losses))
+    return sum(case.get("decay", 0.8) ** i * sum(each) / len(each) for i, each in enumerate(losses))
+
+
+def distilled(folder: Path, batch: TrainingBatch, target: TrainingTarget) -> float:
+    """Compute the same where the heads learn the target's distributions over their vocabulary, in float64."""
+    config, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    ids = weights["token_map"]
+    output, total = target.model.get_output_embeddings().weight.detach().double(), 0.0
+    for i in range(config["num_heads"]):
+        losses = []
+        for text, features in enumerate(batch.features["final"].double()):
+            for t in range(len(features) - 2 - i):
+                logits = output @ features[t + 1 + i]
+                if batch.counts[text, t + 2 + i] and int(logits.argmax()) in ids.tolist():
+                    log_probs = vllm_logits(weights, config, features[t].float())[i].double().log_softmax(-1)
+                    losses.append(-float(logits[ids].softmax(-1) @ log_probs[ids]))
+        total += 0.8**i * sum(losses) / len(losses)
+    return total
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -62,7 +85,7 @@ def test_the_loss_is_the_formulas(case, target, tmp_path):
     trainee, batch = made(target, **case), random_batch(target)
     trainee.save(tmp_path)
     loss, metrics = trainee(batch)
-    assert float(loss.detach()) == pytest.approx(by_the_formula(tmp_path, batch, case.get("decay", 0.8)), abs=1e-4)
+    assert float(loss.detach()) == pytest.approx(by_the_formula(tmp_path, batch, target, case), abs=1e-4)
     assert metrics.keys() == {f"{kind}_{i}" for kind in ("loss", "accuracy") for i in range(case["num_heads"])}
 
 
@@ -101,7 +124,7 @@ def test_mistakes_in_the_loss_are_noticed(mistake, target, tmp_path, monkeypatch
         trainee, batch = made(target, **case), random_batch(target)
         (tmp_path / str(case)).mkdir()
         trainee.save(tmp_path / str(case))
-        wanted = by_the_formula(tmp_path / str(case), batch, case.get("decay", 0.8))
+        wanted = by_the_formula(tmp_path / str(case), batch, target, case)
         assert abs(float(trainee(batch)[0].detach()) - wanted) > 1e-2
 
 

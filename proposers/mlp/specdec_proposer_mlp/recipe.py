@@ -28,6 +28,11 @@ class MLPSpeculatorOptions:
     scale_input: bool = field(
         default=False, validator=flag, metadata={"help": "Whether the target's hidden state is normalized first."}
     )
+    distill: bool = field(
+        default=False,
+        validator=flag,
+        metadata={"help": "Whether the heads learn the target's distributions, instead of the tokens of the texts."},
+    )
 
 
 def _make(options: MLPSpeculatorOptions, target: TrainingTarget, token_counts: torch.Tensor) -> Any:

@@ -22,7 +22,8 @@ class SpeculatorTrainee(nn.Module):
     """Trains an MLP speculator on texts, or on what the target generated (Wertheimer et al. 2024, section 4).
 
     The loss is the sum of the heads' cross entropies: at position t, head i reads the hidden state of token t and the
-    tokens t + 1 to t + 1 + i, and predicts token t + 2 + i.
+    tokens t + 1 to t + 1 + i, and predicts token t + 2 + i. With `distill`, the cross entropy is that with the
+    target's distribution of the token.
     """
 
     def __init__(self, options: MLPSpeculatorOptions, target: TrainingTarget) -> None:
@@ -45,14 +46,21 @@ class SpeculatorTrainee(nn.Module):
     def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         state = self.speculator.first_state(batch.features["final"].float())
         total, metrics = state.new_zeros(()), {}
-        length = batch.token_ids.shape[1]
+        length, following = batch.token_ids.shape[1], self._following(batch)
         for i in range(min(self._config.n_predict, length - 2)):
-            read, wanted = batch.token_ids[:, 1 + i : -1], batch.token_ids[:, 2 + i :]
-            state, logits = self.speculator(i, state[:, : length - 2 - i], read)
-            loss, metrics[f"accuracy_{i}"] = token_loss(logits, wanted, batch.counts[:, 2 + i :])
+            state, logits = self.speculator(i, state[:, : length - 2 - i], batch.token_ids[:, 1 + i : -1])
+            loss, metrics[f"accuracy_{i}"] = token_loss(logits, following[:, 1 + i :], batch.counts[:, 2 + i :])
             metrics[f"loss_{i}"] = loss
             total = total + loss
         return total, metrics
+
+    @torch.no_grad()
+    def _following(self, batch: TrainingBatch) -> torch.Tensor:
+        """What the heads learn about the token after each position but the last: its id, int64 [batch, length - 1], or
+        the target's probabilities, float32 [batch, length - 1, vocab]."""
+        if not self._options.distill:
+            return batch.token_ids[:, 1:]
+        return self._target.output_head(batch.features["final"][:, :-1]).softmax(-1, dtype=torch.float32)
 
     def load(self, model: str) -> Mapping[str, Any]:
         found = find(MLPSpeculatorConfig(model=model), self._target.info, num_speculative_tokens=1)

@@ -32,6 +32,7 @@ CASES: list[dict[str, Any]] = [
     {"n_predict": 3},
     {"n_predict": 4, "tie_weights": True, "scale_input": True},
     {"n_predict": 2, "inner_dim": 20, "scale_input": True},
+    {"n_predict": 3, "distill": True},
 ]
 
 
@@ -49,8 +50,9 @@ def made(target: TrainingTarget, **options: Any) -> SpeculatorTrainee:
     return trainee
 
 
-def by_the_formula(folder: Path, batch: TrainingBatch) -> float:
-    """Compute the loss from a checkpoint, one position after another, with the reference implementation."""
+def by_the_formula(folder: Path, batch: TrainingBatch, distilled: TrainingTarget | None = None) -> float:
+    """Compute the loss from a checkpoint, one position after another, with the reference implementation. distilled: the
+    target whose probabilities the heads learn. None: they learn the texts."""
     config, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     num_heads, (num_texts, length) = config["n_predict"], batch.token_ids.shape
     losses: list[list[float]] = [[] for _ in range(num_heads)]
@@ -61,7 +63,13 @@ def by_the_formula(folder: Path, batch: TrainingBatch) -> float:
             logits = chain_logits(weights, config, batch.features["final"][text, t], following)
             for i in range(min(num_heads, length - 2 - t)):
                 if batch.counts[text, t + 2 + i]:
-                    losses[i].append(-float(logits[i].log_softmax(0)[tokens[t + 2 + i]]))
+                    log_probs = logits[i].log_softmax(0)
+                    if distilled is None:
+                        losses[i].append(-float(log_probs[tokens[t + 2 + i]]))
+                        continue
+                    weight = distilled.model.get_output_embeddings().weight.detach().double()
+                    wanted = (weight @ batch.features["final"][text, t + 1 + i].double()).softmax(0)
+                    losses[i].append(-float(wanted @ log_probs.double()))
     return sum(sum(each) / len(each) for each in losses)
 
 
@@ -70,7 +78,8 @@ def test_the_loss_is_the_formulas(case, target, tmp_path):
     trainee, batch = made(target, **case), random_batch(target)
     trainee.save(tmp_path)
     loss, metrics = trainee(batch)
-    assert float(loss.detach()) == pytest.approx(by_the_formula(tmp_path, batch), abs=1e-4)
+    wanted = by_the_formula(tmp_path, batch, target if "distill" in case else None)
+    assert float(loss.detach()) == pytest.approx(wanted, abs=1e-4)
     names = {f"{kind}_{i}" for kind in ("loss", "accuracy") for i in range(case["n_predict"])}
     assert metrics.keys() == names
     assert float(sum(metrics[f"loss_{i}"] for i in range(case["n_predict"])).detach()) == pytest.approx(
@@ -108,11 +117,13 @@ def the_first_head_is_trained_alone(patch: pytest.MonkeyPatch) -> None:
     ],
     ids=lambda mistake: mistake.__name__,
 )
-def test_mistakes_in_the_loss_are_noticed(mistake, target, tmp_path, monkeypatch):
+@pytest.mark.parametrize("distill", [False, True])
+def test_mistakes_in_the_loss_are_noticed(distill, mistake, target, tmp_path, monkeypatch):
     mistake(monkeypatch)
-    trainee, batch = made(target), random_batch(target)
+    trainee, batch = made(target, distill=distill), random_batch(target)
     trainee.save(tmp_path)
-    assert abs(float(trainee(batch)[0].detach()) - by_the_formula(tmp_path, batch)) > 1e-2
+    wanted = by_the_formula(tmp_path, batch, target if distill else None)
+    assert abs(float(trainee(batch)[0].detach()) - wanted) > 1e-2
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

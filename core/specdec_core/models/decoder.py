@@ -149,6 +149,31 @@ def record_decoder(
     return found if agrees else None
 
 
+def record_layer(
+    head: nn.Module, layer: nn.Module, attention: nn.Module, forward: Callable[[], object]
+) -> DecoderLayer | None:
+    """Run a trial forward pass of a draft head with one decoder layer of transformers. Returns the layer as data,
+    for `DecoderStack`, if it is of the kind that `DecoderLayer` has, else None.
+
+    head: with the rotary embedding outside of the layer.
+    attention: the module of `layer` that calls transformers' attention function `LayerAttention.implementation`, before
+        it is bound to a KV cache.
+    forward: runs the head on a few tokens.
+    """
+    trial = RecordingSite(torch.empty(0))
+    try:
+        with ExitStack() as hooks:
+            trial.listen(hooks, head, nn.ModuleList([layer]))
+            hooks.enter_context(attention_sites([attention], trial))
+            forward()
+        (calls,) = trial.layers
+        found = trial.layer(calls)
+        is_right = found is not None and _gives_the_same(found, calls, trial.ropes[found.rope][3])
+    except Exception:  # a layer of another kind
+        return None
+    return found if is_right else None
+
+
 @define(eq=False)
 class _LayerCalls:
     """What one layer did in the trial forward pass. calls: the letters of `PATTERN`, and what was called."""
@@ -228,7 +253,7 @@ class RecordingSite:
         self, embed: Callable[[torch.Tensor], torch.Tensor], names: Mapping[nn.Module, str], max_model_len: int
     ) -> RecordedDecoder | None:
         """Return the model's parts. None if it has others than a decoder's. names: of all modules."""
-        layers = [self._layer(calls) for calls in self.layers]
+        layers = [self.layer(calls) for calls in self.layers]
         norms = [module for module, given, out in self.after if given is self.layers[-1].output and out is self.final]
         if not layers or any(layer is None for layer in layers) or not norms:
             return None
@@ -244,7 +269,8 @@ class RecordingSite:
     def _at(self, argument: Any, positions: torch.Tensor) -> Any:
         return positions if argument is self.positions else argument
 
-    def _layer(self, found: _LayerCalls) -> DecoderLayer | None:
+    def layer(self, found: _LayerCalls) -> DecoderLayer | None:
+        """Return a layer as data. None if its calls do not match `PATTERN`."""
         match = PATTERN.fullmatch("".join(letter for letter, _ in found.calls))
         ropes = [i for i, (*_, output) in enumerate(self.ropes) if any(each is output for each in found.angles)]
         if match is None or not ropes:
@@ -278,15 +304,18 @@ class RecordingSite:
     def agrees(self, found: RecordedDecoder, token_ids: torch.Tensor) -> bool:
         """Return whether the parts give the same bits as the model's own modules in the trial forward pass."""
         at = self.positions[0]
-        hidden = found.embed(token_ids)
+        hidden: torch.Tensor | None = found.embed(token_ids)
         for layer, calls in zip(found.layers, self.layers, strict=True):
             cos, sin = (table[at].unsqueeze(0) for table in found.ropes[layer.rope])
-            if not torch.equal(hidden, calls.given):
+            if hidden is None or not torch.equal(hidden, calls.given) or not _gives_the_same(layer, calls, (cos, sin)):
                 return False
-            hidden = layer.forward(hidden, cos, sin, _mixed_heads)
-            if calls.output is None or not torch.equal(hidden, calls.output):
-                return False
+            hidden = calls.output
         return True
+
+
+def _gives_the_same(layer: DecoderLayer, calls: _LayerCalls, angles: Angles) -> bool:
+    """Return whether a layer as data gives the same bits as its modules did in the trial forward pass."""
+    return calls.output is not None and torch.equal(layer.forward(calls.given, *angles, _mixed_heads), calls.output)
 
 
 def _named(module: nn.Module, given: torch.Tensor, output: torch.Tensor) -> list[tuple[str, Any]]:

@@ -19,12 +19,13 @@ class DecoderStack(nn.Module):
     False, and the head runs its layers itself.
 
     describe: returns the layers, in order, once their weights are loaded. Their products are `Linears` of the head's
-        linear layers. What it describes must be what the head's modules compute.
+        linear layers. What it describes must be what the head's modules compute. No layers: they cannot be fused.
+    first: the index of the first layer in the KV cache.
     """
 
     def __init__(self, describe: Callable[[], Sequence[DecoderLayer]]) -> None:
         super().__init__()
-        self._describe = describe
+        self._describe, self.first = describe, 0
         self._attention: PagedAttention | None = None
         self._run: Run | None = None
         self._layers: Sequence[DecoderLayer] = ()
@@ -53,7 +54,8 @@ class DecoderStack(nn.Module):
         """
         assert self._attention is not None
         assert self._run is not None
-        return self._attention.run_layers(self._run, 0, self._num_layers, hidden, [(cos, sin)], entering, rows)
+        past = self.first + self._num_layers
+        return self._attention.run_layers(self._run, self.first, past, hidden, [(cos, sin)], entering, rows)
 
     def shared_inputs(self) -> list[list[nn.Linear]]:
         """Return the groups of linear layers to be packed as one product."""

@@ -146,6 +146,7 @@ def load(found: Found, target: TargetInfo, attn_implementation: str) -> list[MTP
             source = modules[depth - found.num_modules]
             shared = (found.family, *source.parameters(), *source.buffers())
             module = deepcopy(source, {id(each): each for each in shared})
+        module.stack.first = depth
         modules.append(module)
     return modules
 

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from specdec_core import KVLayout
+from specdec_core import DecoderLayer, DecoderStack, KVLayout, record_layer
 from specdec_proposer_mtp.families import Family
+
+NUM_TRIALS = 5
 
 
 class PreNormBlock(nn.Module):
@@ -49,6 +51,7 @@ class MTPModule(nn.Module):
             self.block = part("DecoderLayer", config, 0)
         else:
             self.block = PreNormBlock(part("MLA", config, layer_idx=0), part("MLP", config), norm)
+        self.stack = DecoderStack(self._described)
         self.norm, self.rotary = norm(), part("RotaryEmbedding", config)
         for each in self.block.modules():
             if hasattr(each, "gate_up_proj") and each.gate_up_proj.ndim == 3:
@@ -60,32 +63,45 @@ class MTPModule(nn.Module):
         found: nn.Module = self.block.self_attn
         return found
 
-    def forward(self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Compute the decoder layer's outputs, [n, hidden].
+    def forward(
+        self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Compute the decoder layer's outputs, [m, hidden].
 
         embedded, features: [n, hidden], for each slot the embedding of the next token, and the feature of the slot's
             own token. positions: int64 [n], of the slot's own token.
+        rows: int64 [m], the slots whose outputs are wanted; None: all.
         """
         if self._family.zero_first:
             embedded = embedded.masked_fill((positions == 0).unsqueeze(1), 0)
         both = [self.enorm(embedded), self.hnorm(features)]
         hidden = self.proj(torch.cat(both[::-1] if self._family.hidden_first else both, dim=-1)).unsqueeze(0)
         places = positions.unsqueeze(0)
-        output = self.block(
-            hidden, position_embeddings=self.rotary(hidden, places), position_ids=places, attention_mask=None
+        angles = self.rotary(hidden, places)
+        if self.stack.is_fused:
+            return self.stack(hidden[0], angles[0][0], angles[1][0], rows=rows)
+        output = self.block(hidden, position_embeddings=angles, position_ids=places, attention_mask=None)
+        outputs: torch.Tensor = (output[0] if isinstance(output, tuple) else output)[0]
+        return outputs if rows is None else outputs.index_select(0, rows)
+
+    def _described(self) -> list[DecoderLayer]:
+        """The decoder layer as data, for `DecoderStack`; [] for a mixture of experts or multi-head latent attention."""
+        weight = self.proj.weight
+        embedded, features = torch.randn(2, NUM_TRIALS, weight.shape[0], generator=torch.Generator().manual_seed(0)).to(
+            weight
         )
-        return (output[0] if isinstance(output, tuple) else output)[0]
+        positions = torch.arange(1, NUM_TRIALS + 1, device=weight.device)
+        layer = record_layer(self, self.block, self.attention, lambda: self(embedded, features, positions))
+        return [] if layer is None else [layer]
 
     def drafting(
         self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute inputs of the LM head, and features for the next draft token, [m, hidden] each.
 
-        The other arguments are those of `forward`. rows: int64 [m], the slots whose outputs are wanted; None: all.
+        The arguments are those of `forward`.
         """
-        hidden = self(embedded, features, positions)
-        if rows is not None:
-            hidden = hidden.index_select(0, rows)
+        hidden = self(embedded, features, positions, rows)
         normed = self.norm(hidden)
         return normed, normed if self._family.recurs_normed else hidden
 

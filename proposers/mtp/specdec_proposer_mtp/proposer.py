@@ -17,9 +17,9 @@ class MTPProposer(FeatureProposer):
         target, tap = context.target, found.family.tap(context.target.num_layers)
         super().__init__(context, (tap,), target.hidden_size, config.draft_window)
         self._modules = load(found, target, self._attention.implementation)
-        self._attention.bind([module.attention for module in self._modules])
         for module in self._modules:
             context.speed_up(module)
+        self._attention.bind([module.attention for module in self._modules])
         self._method = config.draft_sample_method
         self._shape = config.shape(context.num_speculative_tokens)
 

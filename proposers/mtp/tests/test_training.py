@@ -74,9 +74,9 @@ def steps_see_no_earlier_ones(patch: Patch) -> None:
 def steps_stay_at_their_first_position(patch: Patch) -> None:
     forward, first = MTPModule.forward, []
 
-    def changed(self: Any, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def changed(self: Any, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, rows: Any) -> Any:
         first.append(positions)
-        return forward(self, embedded, features, first[0])
+        return forward(self, embedded, features, first[0], rows)
 
     patch.setattr(MTPModule, "forward", changed)
 

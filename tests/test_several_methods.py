@@ -21,6 +21,12 @@ def completed(speculative_config: Any) -> tuple[SpeculativeConfig, ...]:
     return found
 
 
+def counts_of(llm: LLM) -> dict[str, int]:
+    """The engine's counters so far, without the prefix of their names."""
+    found = {each.name.removeprefix("vllm:spec_decode_"): getattr(each, "value", None) for each in llm.get_metrics()}
+    return {name: value for name, value in found.items() if isinstance(value, int)}
+
+
 def test_keys_go_to_the_methods_that_have_them() -> None:
     given = {**BOTH, "suffix_decoding_max_tree_depth": 8, "adaptive_draft_length": True}
     suffix, eagle3 = completed(given)
@@ -69,10 +75,7 @@ def test_outputs_are_those_of_plain_decoding(method: list[str], temperature: flo
     def tokens(config: Any) -> tuple[Any, dict[str, Any]]:
         with LLM("tiny", dtype="float32", speculative_config=config, disable_log_stats=True) as llm:
             outputs = llm.generate(PROMPTS, params, use_tqdm=False)
-            counts = {
-                each.name.removeprefix("vllm:spec_decode_"): getattr(each, "value", 0) for each in llm.get_metrics()
-            }
-        return [list(output.outputs[0].token_ids) for output in outputs], counts
+            return [list(output.outputs[0].token_ids) for output in outputs], counts_of(llm)
 
     expected, _ = tokens(None)
     found, counts = tokens({"method": method, "adaptive_draft_length": adaptive, "num_speculative_tokens": 6})
@@ -81,6 +84,44 @@ def test_outputs_are_those_of_plain_decoding(method: list[str], temperature: flo
     assert all(0 < number <= counts["num_accepted_tokens"] for number in accepted)
     assert sum(accepted) >= counts["num_accepted_tokens"], "each accepted token was drafted by one of them, or by both"
     assert all(counts[f"{name}_num_drafts"] <= counts["num_drafts"] for name in method)
+
+
+def test_tokens_after_a_stop_count_for_no_method() -> None:
+    """A draft may run past a stop token that is accepted. What follows it is not emitted."""
+    copied = "x = 1\n" * 30
+    with LLM("tiny", dtype="float32", speculative_config=BOTH, disable_log_stats=True) as llm:
+        (plain,) = llm.generate([copied], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
+        stops = [plain.outputs[0].token_ids[4]]
+        params = SamplingParams(temperature=0, max_tokens=12, stop_token_ids=stops)
+        before = counts_of(llm)
+        llm.generate([copied], params, use_tqdm=False)
+        counts = {name: number - before.get(name, 0) for name, number in counts_of(llm).items()}
+    assert 0 < counts["num_accepted_tokens"] < counts["num_draft_tokens"]
+    for name in BOTH["method"]:
+        assert counts[f"{name}_num_accepted_tokens"] <= counts["num_accepted_tokens"]
+
+
+def test_the_prefix_cache_serves_requests_for_which_a_head_never_drafts() -> None:
+    """The head's keys and values are missing then, and are not asked for."""
+    params = SamplingParams(temperature=0, max_tokens=4, speculative_methods=["suffix"])
+    with LLM("tiny", speculative_config=BOTH, kv_manager="prefix", disable_log_stats=True) as llm:
+        cached = [llm.generate(["x = 1\n" * 30], params, use_tqdm=False)[0].num_cached_tokens for _ in range(2)]
+    assert cached[0] == 0
+    assert cached[1] > 50
+
+
+def test_a_request_without_a_method_gets_no_draft_tokens() -> None:
+    """Its share of a full step is that of the other requests."""
+    reports = []
+    params = [SamplingParams(temperature=0, max_tokens=8, speculative_methods=each) for each in (None, ())]
+    with LLM("tiny", speculative_config=BOTH, disable_log_stats=True) as llm:
+        limit = llm.engine._scheduler._limit
+        llm.engine._scheduler._limit = lambda request, running: (
+            reports.append((request.params.speculative_methods, limit(request, running))) or reports[-1][1]
+        )
+        llm.generate([PROMPTS[1]] * 2, params, use_tqdm=False)
+    assert {most for methods, most in reports if methods == ()} == {0}
+    assert max(most for methods, most in reports if methods is None) > 0
 
 
 def test_a_request_may_name_its_methods() -> None:

@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 from naive_verifier import draft_of
 
-from specdec_core.budget import budget as budgets, clock
+from specdec_core.budget import budget as budgets, clock, rates
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected, best_levels, best_nodes
 from specdec_core.budget.clock import Clock
@@ -160,15 +160,18 @@ def test_without_keeps_the_rest_of_the_tree() -> None:
 
 
 class Simulated:
-    """A simulated engine with one request, whose proposer drafts chains without scores.
+    """A simulated engine with one request, whose proposer drafts chains.
 
     node, draft: the cost of another token in the forward pass, and of drafting. A forward pass costs 1.
+    score: of all draft tokens; None: they have none.
     """
 
-    def __init__(self, node: float = 0.02, draft: float = 0.1, most: int = 6, seed: int = 0) -> None:
+    def __init__(
+        self, node: float = 0.02, draft: float = 0.1, most: int = 6, seed: int = 0, score: float | None = None
+    ) -> None:
         self.budget, self.request, self.most = budget_at(node, "any", most=most), request_of(), most
         self.random = np.random.default_rng(seed)
-        self.node, self.draft_s = node, draft
+        self.node, self.draft_s, self.score = node, draft, score
         self.seconds = 0.0
 
     def step(self, right: float) -> tuple[int, int]:
@@ -178,11 +181,15 @@ class Simulated:
         num_accepted, drafted_s = 0, 0.0
         if limit:
             self.budget.levels([limit], CPU)
-            self.budget.keep(Draft.from_chains([[7] * limit]))
+            scores = None if self.score is None else torch.full((limit,), self.score)
+            (limit,) = self.budget.keep(
+                attrs.evolve(Draft.from_chains([[7] * limit]), scores=scores)
+            ).num_nodes_per_request
             drafted_s = self.draft_s
             while num_accepted < limit and self.random.random() < right:
                 num_accepted += 1
-        self.request.token_ids = np.append(self.request.token_ids, [7] * num_accepted + [2])
+        last = 7 if num_accepted == limit and self.random.random() < right else 2
+        self.request.token_ids = np.append(self.request.token_ids, [7] * num_accepted + [last])
         step_s = 1 + self.node * limit + drafted_s
         self.seconds += step_s
         self.budget.end_step(step_s)
@@ -216,6 +223,50 @@ def test_a_draft_that_is_never_right_ends_and_is_tried_again(timed: Any) -> None
     assert 0 < np.count_nonzero(hopeless) * (0.1 + 4 * 0.02) <= 0.011 * 1000
     recovering = simulated.steps(200, 1.0)
     assert (recovering[-20:, 0] == 6).all()
+
+
+@pytest.mark.parametrize("node", [0.1, 0.3])
+def test_a_draft_is_judged_though_it_was_cut_away(node: float, timed: Any) -> None:
+    """All draft tokens of a retry are cut, since they were wrong before. That they are right now shows in the text."""
+    timed(0.1)
+    simulated = Simulated(node=node, score=0.6)
+    assert not simulated.steps(300, 0.0)[-50:, 0].any()
+    recovering = simulated.steps(1000, 1.0)
+    assert (recovering[-20:, 0] == 6).all()
+
+
+def test_past_drafts_keep_no_probabilities() -> None:
+    """They are [rows, vocab]: the largest tensors of a draft."""
+    draft = attrs.evolve(
+        draft_of([([5, 6], [-1, 0])]), q=torch.ones(2, 9) / 9, q_rows=torch.tensor([0, 1], dtype=torch.int32)
+    )
+    budget = budget_at(0.01, "a")
+    assert kept(budget, "a", draft).q is draft.q
+    assert [past.draft.q for past in budget._past] == [None]
+
+
+def test_a_proposer_that_drafts_again_is_not_idle() -> None:
+    budget, requests = budget_at(0.01, "a"), [request_of("a")]
+    budget.end_step(1.0)
+    budget._retries.pay(100.0)
+    budget.begin_idle(requests)
+    assert budget.stays_idle(requests)
+    budget.share(requests, [9], Expected(1, 1))  # as when another proposer's retry was due
+    assert not budget.stays_idle(requests)
+
+
+def test_the_memory_of_shared_rates_is_in_draft_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in batches: a large one would make it longer."""
+    monkeypatch.setattr(rates, "SHARED_DECAY", 1 - 1 / 1000)
+    forgotten = []
+    for size in (1, 100):
+        shared = rates.Rates(1, np.array([0.7]))
+        for is_right in (True, False):
+            for _ in range((3000 if is_right else 1500) // size):
+                shared.add(np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64), np.full(size, is_right))
+        forgotten.append(float(shared._shared()[0, 0]))
+    assert forgotten[1] == pytest.approx(forgotten[0], abs=0.01)
+    assert forgotten[1] < 0.3
 
 
 def test_a_draft_that_is_always_right_is_never_stopped(timed: Any) -> None:

@@ -139,6 +139,7 @@ def test_a_lossy_verifier_does_not_decide_on_greedy_requests() -> None:
     assert verdict.num_accepted.tolist() == [2, 1, 2, 0]
     assert [rule.is_lossless(each) for each in params] == [False, True, False, True]
     assert rule.is_lossless(attrs.evolve(SAMPLED, num_speculative_tokens=0))
+    assert rule.is_lossless(attrs.evolve(SAMPLED, speculative_methods=()))
     assert verification(verifier="block").is_lossless(SAMPLED)
     assert verification().is_lossless(SAMPLED)
 

@@ -8,6 +8,7 @@ from time import perf_counter
 
 import numpy as np
 import torch
+from attrs import evolve
 
 from specdec_core.budget.choice import Expected, best_levels, best_nodes
 from specdec_core.budget.clock import Clock
@@ -22,7 +23,7 @@ from specdec_core.contracts.proposer import RequestView
 
 RETRY_TOKENS = 4
 """Draft tokens of a request that is tried again."""
-MOST_AHEAD = 64
+MOST_LEVELS = 64
 """Levels that are considered before drafting; a request for which all of them pay may have any number."""
 MOST_SAVED = 4
 """Draft tokens are judged one by one if verifying all of them takes this many times as long as judging: of that, a part
@@ -87,9 +88,11 @@ class Budget:
         """is_sampled: whether the request has a temperature above 0. may_sample: as in `ProposerBatch`."""
         self.survival.start(request, is_sampled=is_sampled, may_sample=may_sample)
 
-    def finish(self, request: RequestView) -> None:
-        """Forget a request. May be called twice, and for a request that did not start."""
-        self._learn()
+    def finish(self, request: RequestView, *, learns: bool = True) -> None:
+        """Forget a request. May be called twice, and for a request that did not start. learns: whether to learn from
+        its last drafts; False if their device may have failed."""
+        if learns:
+            self._learn()
         self.survival.finish(request)
         self._off.discard(request.id)
         self._judged.discard(request.id)
@@ -101,8 +104,8 @@ class Budget:
             return True
         return self._is_all_off and request.id not in self._judged and not self._retries.is_due
 
-    def is_idle(self, requests: Sequence[RequestView]) -> bool:
-        """Whether it is already decided that none of these requests drafts in this step. Called in each step."""
+    def stays_idle(self, requests: Sequence[RequestView]) -> bool:
+        """Whether it is already decided that none of these requests drafts in this step. Counts a step if so."""
         if requests != self._idle or self._num_idle >= NUM_IDLE or self._retries.is_due:
             self._idle = None
             return False
@@ -120,7 +123,7 @@ class Budget:
         limits: the most draft tokens that each request may have.
         so_far: what the step is expected to yield without drafts of this proposer.
         """
-        self._started = perf_counter()
+        self._started, self._idle = perf_counter(), None
         self._so_far, self._num_retried, self._drafted_s = so_far, 0, 0.0
         asked = [request for request, limit in zip(requests, limits, strict=True) if limit]
         if not asked:
@@ -154,7 +157,7 @@ class Budget:
 
     def keep(self, draft: Draft) -> Draft:
         """Return the draft without chosen draft tokens that are not worth verifying. Requests with a sampled one keep
-        all of theirs. Remembers the draft, to learn from it."""
+        all of theirs. Remembers the whole draft, to learn from it: draft tokens that are cut may turn out right."""
         levels, size = self._levels, draft.batch_size
         self._asks_levels = levels is not None and levels.first_s is not None
         is_read = draft.is_on_host(draft.scores, draft.parents, draft.q_rows)
@@ -164,12 +167,13 @@ class Budget:
         self._time(levels, size, drafted_s)
         if self._num_retried:
             self._pay_retry(now - self._started, size)
+        whole = evolve(draft, q=None, q_to_target=None, q_ids=None)  # these are large, and not looked at
         if draft.num_nodes:
             self._nodes_per_level += 0.1 * (draft.num_nodes / size / max(1, draft.max_depth) - self._nodes_per_level)
             if draft.scores is not None and is_read and self._is_worth_cutting(draft):
                 draft = self._cut(draft, drafted_s)
                 self._cutting.add(size, perf_counter() - now, self._num_steps)
-        self._past.append(Past(self._requests, self._rows, [len(r.token_ids) for r in self._requests], draft))
+        self._past.append(Past(self._requests, self._rows, [len(r.token_ids) for r in self._requests], whole))
         return draft
 
     def after(self, requests: Sequence[RequestView], draft: Draft | None) -> Expected:
@@ -219,7 +223,7 @@ class Budget:
 
     def _choose(self, rows: np.ndarray, limits: list[int]) -> list[int]:
         size = max(1, round(self._nodes_per_level))
-        num_levels = min(ceil(max(limits) / size), MOST_AHEAD)
+        num_levels = min(ceil(max(limits) / size), MOST_LEVELS)
         gains = self.survival.of_levels(rows, 0, num_levels).cumprod(axis=1) * self._worth[:, None]
         gains *= size * np.arange(num_levels) < np.array(limits)[:, None]
         num_requests = len(limits)
@@ -227,7 +231,7 @@ class Budget:
         first_s = self._first.seconds(num_requests) + self._observe.seconds(num_requests) - level_s
         sizes = np.full(num_requests, size)
         chosen = best_levels(gains, sizes, self._so_far, self._curve.seconds, first_s, level_s).tolist()
-        return [self._most if number == MOST_AHEAD else number * size for number in chosen]
+        return [self._most if number == MOST_LEVELS else number * size for number in chosen]
 
     def _mark_off(self, ids: list[str], numbers: list[int]) -> None:
         self._judged.update(ids)

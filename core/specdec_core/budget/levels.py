@@ -10,7 +10,7 @@ import numpy as np
 from specdec_core.budget.choice import Expected, best_levels
 from specdec_core.budget.survival import Survival
 
-MOST_AHEAD = 8
+MOST_LOOKAHEAD = 8
 """How many further levels are considered before each level."""
 
 
@@ -73,7 +73,7 @@ class Levels:
         level just grown. sizes: int64 [batch], the draft tokens of the next. may_go: bool [batch]."""
         if self._next_pays(expected, sizes, may_go):
             return may_go
-        ahead = min(MOST_AHEAD, int((self._room[may_go] / sizes[may_go]).max()) or 1)
+        ahead = min(MOST_LOOKAHEAD, int((self._room[may_go] / sizes[may_go]).max()) or 1)
         gains = self._survival.of_levels(self._rows, self._num_grown, ahead).cumprod(axis=1) * expected[:, None]
         gains *= may_go[:, None] & (sizes[:, None] * np.arange(ahead) < self._room[:, None])
         return best_levels(gains, sizes, self._so_far, self._seconds, 0.0, self._level_s) > 0

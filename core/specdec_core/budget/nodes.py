@@ -97,16 +97,15 @@ def without(draft: Draft, nodes: Nodes, kept: np.ndarray) -> Draft:
     parents = np.where(nodes.parents < 0, nodes.parents, own)[kept].astype(np.int32)
 
     def part(tensor: torch.Tensor | None) -> torch.Tensor | None:
-        return None if tensor is None else torch.from_numpy(draft.on_host(tensor)[kept]).to(tensor.device)
+        return None if tensor is None else torch.from_numpy(draft.on_host(tensor)[kept])
 
-    token_ids = part(draft.token_ids)
-    assert token_ids is not None
-    return evolve(
+    cut = evolve(
         draft,
-        token_ids=token_ids,
-        parents=torch.from_numpy(parents).to(draft.parents.device),
+        token_ids=torch.from_numpy(draft.host_token_ids[kept]),
+        parents=torch.from_numpy(parents),
         offsets=offsets,
         max_depth=int(nodes.depths[kept].max(initial=0)),
         q_rows=part(draft.q_rows),
         scores=part(draft.scores),
     )
+    return cut.to(draft.token_ids.device)  # which keeps copies on the host

@@ -6,7 +6,8 @@ import numpy as np
 
 SHARED_WEIGHT = 8.0
 """A first guess counts as much as this many tried draft tokens."""
-SHARED_DECAY = 1 - 1 / 4096
+SHARED_DECAY = 1 - 1 / 65536
+"""By which shared counts shrink with each draft token that is tried, and a request's own below."""
 OWN_WEIGHT = 8.0
 """A request's own shift begins with this many draft tokens, half of them accepted, as half were expected to be."""
 OWN_DECAY = 1 - 1 / 24
@@ -44,8 +45,9 @@ class Rates:
         """
         groups, num_rows = self._groups[rows], len(self._groups)
         expected = self._shared()[groups, bins]
-        self._tried *= SHARED_DECAY
-        self._accepted *= SHARED_DECAY
+        shrunk = SHARED_DECAY ** len(rows)
+        self._tried *= shrunk
+        self._accepted *= shrunk
         np.add.at(self._tried, (groups, bins), 1)
         np.add.at(self._accepted, (groups, bins), is_accepted)
         counts = np.bincount(rows, minlength=num_rows)

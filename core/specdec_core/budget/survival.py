@@ -85,16 +85,17 @@ class Survival:
         return found
 
     def learn(self, past: Sequence[Past]) -> None:
-        """Compare drafts with the tokens that their requests emitted afterwards. Of a request that emitted nothing, or
-        that has ended, nothing is learned."""
+        """Compare drafts with the tokens that their requests have emitted since, in later steps, too. Nothing is
+        learned of draft tokens that are deeper than this text, or whose request has ended."""
         nodes = Nodes.of(*(each.draft for each in past))
         width = int(nodes.depths.max(initial=0))
         if not width:
             return
         texts, rows = self._texts(past, width), np.concatenate([each.rows for each in past])
         is_alive = nodes.depths > 0
-        is_accepted = nodes.down_the_tree(is_alive & (nodes.token_ids == texts[nodes.requests, nodes.depths - 1]))
-        is_tried = is_alive & (texts[nodes.requests, 0] >= 0) & ((nodes.parents < 0) | is_accepted[nodes.parents])
+        followed_by = texts[nodes.requests, nodes.depths - 1]
+        is_accepted = nodes.down_the_tree(is_alive & (nodes.token_ids == followed_by))
+        is_tried = is_alive & (followed_by >= 0) & ((nodes.parents < 0) | is_accepted[nodes.parents])
         if not is_tried.any():
             return
         requests, accepted, depths = nodes.requests[is_tried], is_accepted[is_tried], nodes.depths[is_tried]

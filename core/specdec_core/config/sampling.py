@@ -232,6 +232,11 @@ class SamplingParams:
     def is_greedy(self) -> bool:
         return self.temperature < SMALLEST_TEMPERATURE
 
+    @property
+    def asks_for_drafts(self) -> bool:
+        """Whether any of the engine's methods may draft for the request."""
+        return self.num_speculative_tokens != 0 and self.speculative_methods != ()
+
     def of_sample(self, index: int) -> SamplingParams:
         """The parameters of one of the n completions, with n=1. The first completion keeps the seed and computes the
         prompt's logprobs. For the others the seed is mixed with the index."""

@@ -21,9 +21,6 @@ from specdec_core.config.idle import IDLE
 from specdec_core.config.options import PARSED, is_key
 from specdec_core.errors import ConfigError
 
-if TYPE_CHECKING:
-    pass
-
 MOST_DRAFT_TOKENS = 2**16
 AUTO = "auto"
 """The verifier option that selects a lossless verifier for each draft."""

@@ -145,14 +145,14 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
     token_texts, verification = TokenTexts(tokenizer), Verification(plugins, design.speculative)
     runner = Runner(target, kv, token_texts)
     curve = _cost_curve(design, runner, verification, kv)
-    drafters, draft_groups = [], []
+    drafters, draft_groups = [], {}
     for method in design.methods:
         of_draft = None
         if method.plan.kv_layout is not None:
             with blaming(f"KV manager {design.kv_spec.name!r}", "allocate a draft's cache"):
                 group = kv.add_group(method.plan.kv_layout, method.spec.name, method.plan.lookahead)
             of_draft = attention.of_group(group, method.plan.kv_layout.num_layers, method.ops)
-            draft_groups.append(group)
+            draft_groups[method.spec.name] = group
         with _explaining(method.config, method.spec, plugins):
             drafters.append(_drafter(method, design, target, of_draft, curve))
     speculation = Speculation(drafters, device, curve)
@@ -355,7 +355,7 @@ def _drafter(
     )
 
 
-def _scheduler(design: Design, kv: KVManager, draft_groups: Sequence[int], speculation: Speculation) -> Scheduler:
+def _scheduler(design: Design, kv: KVManager, draft_groups: Mapping[str, int], speculation: Speculation) -> Scheduler:
     config, speculative = design.config, design.speculative
     most_requests = speculative.disable_by_batch_size if speculative else None
     return Scheduler(

@@ -30,7 +30,7 @@ class DraftLimit:
         hidden states to draft from yet.
         """
         has_run = request.num_computed > request.num_cached_tokens
-        if request.num_pending != 1 or not has_run or not request.may_draft:
+        if request.num_pending != 1 or not has_run or not request.may_draft or not request.params.asks_for_drafts:
             return 0
         if self.disable_by_batch_size is not None and num_running > self.disable_by_batch_size:
             return 0

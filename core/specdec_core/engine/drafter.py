@@ -73,7 +73,7 @@ class Drafter:
         method, the engine calls it again."""
         self.observer.forget(request)
         if self.budget is not None:
-            self.budget.finish(request)
+            self.budget.finish(request, learns=reason in ("stop", "length"))
         with self.proposer.called() as proposer:
             proposer.finish(request, reason)
 
@@ -90,7 +90,7 @@ class Drafter:
         wanted = [self._limit(request, budget) if budget else 0 for request, budget in pairs]
         if self.budget is not None:
             may_idle = not schedule.num_prefill_tokens and all(
-                number or self.observer.is_lost(request)
+                number or not self.observer.may_ever_draft(request)
                 for request, number in zip(schedule.requests, wanted, strict=True)
             )
             wanted = self.budget.share(schedule.requests, wanted, so_far)

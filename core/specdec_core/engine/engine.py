@@ -28,7 +28,7 @@ from specdec_core.engine.request_checks import check_params, check_salt, make_co
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_report import Emitted, StepTimer
-from specdec_core.errors import DeviceError, PluginError, SpecdecError
+from specdec_core.errors import DeviceError, SpecdecError
 from specdec_core.models.load import find_device
 from specdec_core.plugins import Plugins
 from specdec_core.sampling.constraints import why_not_finite
@@ -220,6 +220,7 @@ class Engine:
         self._speculation.observe(schedule, computed, draft, decision.verdict)
         timer.end_drafting()
         emitted = self._emit(schedule, computed, draft, decision.verdict)
+        self._speculation.count(schedule.request_ids, decision.verdict, emitted.accepted)
         report = timer.report(schedule, draft, decision.verifier, emitted)
         self._speculation.end_step(report)
         return report
@@ -281,7 +282,7 @@ class Engine:
         self._news.add(request, ())
         try:
             self._speculation.finish(request, reason)
-        except PluginError:
+        except Exception:  # not an interrupt
             self._forget(request)
             raise
         self._forget(request)
@@ -351,6 +352,6 @@ class Engine:
             if request not in waiting or request.is_started or request.finish_reason is not None:
                 if self._failure is not None:
                     request.error = str(self._failure)
-                with suppress(PluginError):
+                with suppress(Exception):  # once a device has failed, many calls raise
                     self._finish(request, request.finish_reason or ("error" if self.is_dead else "abort"))
         self._is_halfway = False

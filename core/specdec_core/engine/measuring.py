@@ -71,10 +71,14 @@ def _measure(
     runner: Runner, verification: Verification, kv: KVManager, context: int, num_draft_tokens: list[int]
 ) -> float:
     """The seconds of a step of requests with `context` computed tokens and a root, each with a chain of draft tokens.
-    Raises CapacityError if they do not fit in the KV cache."""
+    Raises CapacityError if they do not fit in the KV cache.
+
+    The tokens differ: a mixture of experts would compute equal ones with the same experts.
+    """
+    size = runner.vocab_size
     params = SamplingParams(temperature=0, max_tokens=1)
     requests = [
-        Request(f"measured-{i}", np.zeros(context + 1, np.int64), params, seed=0, max_total_tokens=context + 2)
+        Request(f"measured-{i}", (np.arange(context + 1) + i) % size, params, seed=0, max_total_tokens=context + 2)
         for i in range(len(num_draft_tokens))
     ]
     try:
@@ -84,7 +88,7 @@ def _measure(
         _step(runner, verification, requests, context, [[]] * len(requests))
         for request in requests:
             request.num_computed = context
-        chains = [[0] * number for number in num_draft_tokens]
+        chains = [[(i + j) % size for j in range(number)] for i, number in enumerate(num_draft_tokens)]
         times = [_step(runner, verification, requests, 1, chains) for _ in range(1 + NUM_TIMED)]
         return min(times[1:])
     finally:

@@ -19,15 +19,18 @@ class OwnCounts:
 
     counts: dict[str, DraftCounts] = field(factory=dict)
 
-    def add(self, names: Sequence[str], drafts: Sequence[Draft | None], verdict: Verdict) -> None:
+    def add(
+        self, names: Sequence[str], drafts: Sequence[Draft | None], verdict: Verdict, emitted: Sequence[int]
+    ) -> None:
         """Count a step. names, drafts: of each proposer; a draft is one over all scheduled requests, or None. Drafts
-        whose tokens are on a GPU are not counted: reading them would wait for it. verdict: on the host."""
+        whose tokens are on a GPU are not counted: reading them would wait for it. verdict: on the host. emitted: of
+        each request, how many of its accepted draft tokens were emitted; a stop may leave out the last ones."""
         for name, draft in zip(names, drafts, strict=True):
             counts = self.counts.setdefault(name, DraftCounts())
             if draft is not None and draft.num_nodes and draft.is_on_host(draft.token_ids, draft.parents):
-                for num_draft_tokens, num_accepted in _of_each(draft, verdict):
+                for (num_draft_tokens, num_accepted), most in zip(_of_each(draft, verdict), emitted, strict=True):
                     if num_draft_tokens:
-                        counts.add(num_draft_tokens, num_accepted)
+                        counts.add(num_draft_tokens, min(num_accepted, most))
 
     def metrics(self) -> list[Counter]:
         """The counts of all methods, as METHOD_num_drafts and so on."""

@@ -108,7 +108,7 @@ class Request:
     def may_use(self, method: str) -> bool:
         """Whether the request's parameters let this method draft for it."""
         methods = self.params.speculative_methods
-        return self.params.num_speculative_tokens != 0 and (methods is None or method in methods)
+        return self.params.asks_for_drafts and (methods is None or method in methods)
 
     @property
     def output_token_ids(self) -> list[int]:

@@ -37,6 +37,10 @@ class Runner:
     def device(self) -> torch.device:
         return self._target.info.device
 
+    @property
+    def vocab_size(self) -> int:
+        return self._target.info.vocab_size
+
     def run(self, schedule: Schedule, draft: Draft) -> Computed:
         """Run the target's forward pass over the scheduled tokens and the draft tokens. Prompt logprobs are added to
         the requests that ask for them, and are no part of the result."""

@@ -59,7 +59,7 @@ class SafeDrafts:
         """Check a draft on its device. Returns a draft that is safe to compute with, and whether the given one breaks
         its contract (bool []).
 
-        A correct draft is returned unchanged. In a wrong one, all draft tokens become dead (padding) nodes, so that it
+        A correct draft keeps its values. In a wrong one, all draft tokens become dead (padding) nodes, so that it
         cannot address other tokens, rows or requests.
 
         draft: has draft tokens and passed `draft_check.check_form`.

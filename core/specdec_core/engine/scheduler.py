@@ -7,9 +7,10 @@ tokens come first, those of running requests before those of waiting ones. Draft
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from numbers import Integral
+from types import MappingProxyType
 
 from attrs import define, field
 
@@ -69,7 +70,7 @@ class Scheduler:
     limit: decides the most draft tokens of a request.
     scratch_slots: the number of KV-cache slots per request that a proposer may overwrite while it drafts. The first is
         the slot of the root (the request's last token).
-    draft_groups: the KV cache's groups of layers that belong to draft models.
+    draft_groups: the KV cache's groups of layers that belong to drafts, by method.
     is_idle: whether none of these requests drafts in this step.
     """
 
@@ -82,7 +83,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         block_size: int,
         scratch_slots: int,
-        draft_groups: Sequence[int] = (),
+        draft_groups: Mapping[str, int] = MappingProxyType({}),
         is_idle: Callable[[Sequence[Request]], bool] = lambda requests: False,
     ) -> None:
         self.waiting: deque[Request] = deque()
@@ -125,10 +126,9 @@ class Scheduler:
         for request in list(self.running):
             if room and request not in schedule.preempted:
                 room -= self._extend(request, room, schedule)
-        num_running = len(self.running)
         if not schedule.preempted:
             room -= self._admit(room, schedule)
-        self._deal_drafts(room, num_running, schedule)
+        self._deal_drafts(room, schedule)
         if self.waiting and not self.running and not schedule.preempted:
             raise PluginError(
                 f"{type(self._kv).__name__} has {self._kv.num_free_blocks} free blocks while no request runs, and the "
@@ -175,12 +175,12 @@ class Scheduler:
             left -= num_known
         return room - left
 
-    def _deal_drafts(self, room: int, num_running: int, schedule: Schedule) -> None:
+    def _deal_drafts(self, room: int, schedule: Schedule) -> None:
         """Set the scheduled requests' budgets: deal out `room` draft tokens evenly, and reserve their slots. A request
         whose draft finds too few free KV blocks gets none. Those that got more than others come last next time."""
         if self._is_idle(schedule.requests):
             return
-        wanted = [self._limit(request, num_running) for request in schedule.requests]
+        wanted = [self._limit(request, len(self.running)) for request in schedule.requests]
         drafting = [i for i, number in enumerate(wanted) if number]
         drafting.sort(key=lambda i: schedule.requests[i].draft_turn)
         for i, share in zip(drafting, deal([wanted[i] for i in drafting], room), strict=True):
@@ -195,7 +195,7 @@ class Scheduler:
     def _cached(self, request: Request) -> int:
         """Register a request with the KV manager and return how many of the request's tokens are in the prefix cache.
         Raises PluginError if the number that the KV manager returns is impossible."""
-        groups = self._draft_groups if request.params.num_speculative_tokens != 0 else ()
+        groups = [group for method, group in self._draft_groups.items() if request.may_use(method)]
         token_ids = request.reusable_token_ids
         found = self._kv.admit(request.id, token_ids, request.cache_salt, groups)
         if not isinstance(found, Integral) or found % self._block_size or not 0 <= found <= max(0, len(token_ids) - 1):

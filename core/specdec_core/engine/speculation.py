@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from weakref import WeakSet
 
@@ -45,8 +45,8 @@ class Speculation:
     def is_idle(self, requests: Sequence[Request]) -> bool:
         """Whether it was decided in earlier steps that none of the scheduled requests drafts in this one. Always, if
         there is no proposer. Called before the other methods in each step."""
-        budgets = (drafter.budget for drafter in self.drafters)
-        self._is_idle = all(budget is not None and budget.is_idle(requests) for budget in budgets)
+        stay_idle = [each.budget is not None and each.budget.stays_idle(requests) for each in self.drafters]
+        self._is_idle = all(stay_idle)
         return self._is_idle
 
     def announce(self, schedule: Schedule) -> None:
@@ -88,13 +88,19 @@ class Speculation:
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
         """Pass the hidden states of a forward pass to the proposers that want them. The verdict (the result of
         verification) is on the host."""
-        if len(self.drafters) > 1 and not self._is_idle:
-            self._own_counts.add([each.proposer.name for each in self.drafters], self._own_drafts, verdict)
         for drafter in self.drafters:
             if self._is_idle:
                 drafter.observer.put_off(schedule, computed)
             else:
                 drafter.observe(schedule, computed, draft, verdict)
+
+    def count(self, request_ids: Sequence[str], verdict: Verdict, accepted: Mapping[str, int]) -> None:
+        """Count what each of several proposers contributed to a step. accepted: {request id: how many of its accepted
+        draft tokens were emitted}."""
+        if len(self.drafters) > 1 and not self._is_idle:
+            emitted = [accepted.get(request_id, 0) for request_id in request_ids]
+            names = [each.proposer.name for each in self.drafters]
+            self._own_counts.add(names, self._own_drafts, verdict, emitted)
 
     def end_step(self, report: StepReport) -> None:
         """Learn from a step's times what the next ones will cost."""
@@ -126,7 +132,7 @@ class Speculation:
                 with ExitStack() as ending:
                     for drafter in self.drafters:
                         ending.callback(drafter.finish, request, reason)
-            except PluginError:
+            except Exception:  # not an interrupt
                 self._forget(request)
                 raise
             self._forget(request)

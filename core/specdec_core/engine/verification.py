@@ -62,7 +62,7 @@ class Verification:
     def is_lossless(self, params: SamplingParams) -> bool:
         """Whether a request's output has the target's distribution. False only under a lossy verifier, for requests
         that are not greedy and may draft."""
-        return not self._is_lossy or params.is_greedy or params.num_speculative_tokens == 0
+        return not self._is_lossy or params.is_greedy or not params.asks_for_drafts
 
     @property
     def _is_lossy(self) -> bool:

@@ -8,6 +8,7 @@ same logits.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -22,6 +23,8 @@ from specdec_core.models.embedding_and_head import EmbeddingAndHead
 from specdec_core.models.families import ATTENTION_KEYWORDS
 from specdec_core.models.packed_linear import PackedLinear, product_of
 from specdec_core.ops.decoder import ACTIVATIONS, PRODUCTS, Angles, DecoderLayer, Linears, Norm, Run
+
+logger = logging.getLogger(__name__)
 
 PATTERN = re.compile(r"N(?:L(?P<q>N?)L(?P<k>N?)L|LLL(?P<both>NN)|L)AL(?P<attention>N?)NLFL?L(?P<down>N?)")
 """The calls in a layer: N is a norm, L a linear layer, A attention, F an activation."""
@@ -145,6 +148,7 @@ def record_decoder(
             return None
         agrees = torch.equal(factors.logits(model.get_output_embeddings(), trial.final), logits)
     except Exception:  # a model of another kind, whose parts do not fit together
+        logger.debug("the layers of %s are not fused", type(model).__name__, exc_info=True)
         return None
     return found if agrees else None
 
@@ -170,6 +174,7 @@ def record_layer(
         found = trial.layer(calls)
         is_right = found is not None and _gives_the_same(found, calls, trial.ropes[found.rope][3])
     except Exception:  # a layer of another kind
+        logger.debug("the layer of %s is not fused", type(head).__name__, exc_info=True)
         return None
     return found if is_right else None
 

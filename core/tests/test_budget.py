@@ -18,6 +18,7 @@ from specdec_core.budget.choice import Expected, best_levels, best_nodes
 from specdec_core.budget.clock import Clock
 from specdec_core.budget.cost_curve import NUM_BETWEEN, CostCurve
 from specdec_core.budget.nodes import Nodes, without
+from specdec_core.budget.recent import NUM_NEEDED
 from specdec_core.budget.survival import Past, Survival
 from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.engine.draft_check import check_draft
@@ -340,9 +341,12 @@ def test_the_curve_follows_the_machine_and_not_one_slow_step() -> None:
 def test_a_clock_tells_the_median_of_similar_batches() -> None:
     measured = Clock()
     assert measured.seconds(3) == 0
-    for i in range(clock.NUM_SKIPPED + clock.NUM_NEEDED):
+    for i in range(clock.NUM_SKIPPED + NUM_NEEDED):
         measured.add(3, 99.0 if i < clock.NUM_SKIPPED or i == 4 else 2.0, step=i)
     assert measured.seconds(2) == measured.seconds(3) == 2.0
     assert measured.seconds(64) == 2.0, "the nearest size that was measured"
-    measured.add(3, 5.0, step=clock.STALE + 99)
-    assert measured.seconds(3) == 5.0, "older measurements are stale"
+    measured.add(3, 5.0, step=clock.MOST_AGE + 99)
+    assert measured.seconds(3) == 2.0, "of the newer ones there are too few"
+    for i in range(NUM_NEEDED):
+        measured.add(3, 5.0, step=clock.MOST_AGE + 100 + i)
+    assert measured.seconds(3) == 5.0

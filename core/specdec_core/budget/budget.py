@@ -138,6 +138,9 @@ class Budget:
             self._requests = [request for request, number in zip(asked, numbers, strict=True) if number]
             self._worth = self._worth[np.flatnonzero(numbers)] if so_far.covered is not None else ALL
         self._rows = self._rows_of(self._requests)
+        if self._requests:  # what drafting at all costs is decided: further draft tokens need not pay for it
+            observing_s = self._observe.seconds(len(self._requests))
+            self._so_far = evolve(so_far, draft_s=so_far.draft_s + observing_s)
         given = iter(numbers)
         return numbers if len(asked) == len(requests) else [next(given) if limit else 0 for limit in limits]
 
@@ -150,7 +153,7 @@ class Budget:
             return None
         size = len(limits)
         first_s = self._first.seconds(size)
-        so_far = Expected(self._so_far.num_tokens, self._so_far.num_rows, self._so_far.draft_s + first_s)
+        so_far = evolve(self._so_far, draft_s=self._so_far.draft_s + first_s)
         level_s = self._level.seconds(size)
         self._levels = Levels(self._rows, limits, self.survival, self._worth, self._curve.seconds, so_far, level_s)
         return self._levels
@@ -277,10 +280,14 @@ class Budget:
         has_sampled[nodes.requests[nodes.is_first]] = True
         whole = has_sampled[nodes.requests]
         own = self.survival.of_nodes(self._rows[nodes.requests], nodes.scores, nodes.is_first)
-        gains = nodes.down_the_tree(np.where((nodes.depths > 0) & ~whole, own, 0))
-        seconds, num_rows = self._curve.seconds, self._so_far.num_rows + int(whole.sum())
-        so_far = Expected(self._so_far.num_tokens, num_rows, self._so_far.draft_s + drafted_s)
-        kept = best_nodes(gains, so_far, seconds) | whole
+        gains = nodes.down_the_tree(np.where(nodes.depths > 0, own, 0))
+        gains *= np.broadcast_to(self._worth, draft.batch_size)[nodes.requests]
+        so_far = Expected(
+            self._so_far.num_tokens + float(gains[whole].sum()),
+            self._so_far.num_rows + int(whole.sum()),
+            self._so_far.draft_s + drafted_s,
+        )
+        kept = best_nodes(np.where(whole, 0, gains), so_far, self._curve.seconds) | whole
         if self._in_place:
             last = np.full(draft.batch_size, -1)
             np.maximum.at(last, nodes.requests[kept], np.flatnonzero(kept))

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
-from statistics import median
 
 import numpy as np
 
-NUM_KEPT, NUM_NEEDED = 15, 5
-"""The newest measured steps of a size that are kept, and how many it takes. Their median counts, so that single slow
-steps do not."""
-STALE = 128
-"""Measurements older than this many steps are dropped: the load of the machine may have changed."""
+from specdec_core.budget.recent import Recent
+
+MOST_AGE = 128
+"""Of measurements, in measured steps."""
 NUM_BETWEEN = 32
 """Measured steps between two updates of the table."""
 
@@ -35,7 +32,7 @@ class CostCurve:
         self._sizes = np.array(sorted(measured))
         self._logs = np.log(np.arange(1, max_tokens + 1))
         self._measured = np.array([measured[size] for size in self._sizes.tolist()])
-        self._ratios: list[deque[tuple[int, float]]] = [deque(maxlen=NUM_KEPT) for _ in measured]
+        self._ratios = [Recent(MOST_AGE) for _ in measured]
         self._num_steps = 0
         self._base = self._interpolated(max_tokens)
         self._bins = np.abs(np.subtract.outer(self._logs, np.log(self._sizes))).argmin(axis=1)
@@ -44,20 +41,15 @@ class CostCurve:
     def add(self, num_tokens: int, seconds: float) -> None:
         """Correct the curve by one step."""
         self._num_steps += 1
-        self._ratios[self._bins[num_tokens - 1]].append((self._num_steps, seconds / self._base[num_tokens]))
+        self._ratios[self._bins[num_tokens - 1]].add(seconds / self._base[num_tokens], self._num_steps)
         if self._num_steps % NUM_BETWEEN == 0:
             self._correct()
 
     def _correct(self) -> None:
-        known, ratios = [], []
-        for size, newest in zip(self._sizes.tolist(), self._ratios, strict=True):
-            while newest and newest[0][0] <= self._num_steps - STALE:
-                newest.popleft()
-            if len(newest) >= NUM_NEEDED:
-                known.append(size)
-                ratios.append(median(ratio for _, ratio in newest))
+        medians = [ratios.median(self._num_steps) for ratios in self._ratios]
+        known = {size: each for size, each in zip(self._sizes.tolist(), medians, strict=True) if each is not None}
         if known:
-            of_each = np.interp(self._logs, np.log(known), ratios)
+            of_each = np.interp(self._logs, np.log(list(known)), list(known.values()))
             self.seconds = np.maximum.accumulate(self._base * np.concatenate([of_each[:1], of_each]))
 
     def _interpolated(self, max_tokens: int) -> np.ndarray:

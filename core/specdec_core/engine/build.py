@@ -44,8 +44,8 @@ from specdec_core.ops.padding import Padding
 from specdec_core.plugins import Plugins
 from specdec_core.plugins.operations import OfferedOps
 
-CALLS = ("start", "propose", "observe", "reset", "finish")
-"""The methods that every proposer must have. `close` is optional, because plugin API 1 was published without it."""
+CALLS = ("start", "propose", "observe", "reset", "finish", "close", "metrics")
+"""The methods that every proposer must have: `Proposer` has all but `propose`."""
 
 Speculating = SpeculativeConfig | tuple[SpeculativeConfig, ...] | None
 """One method of drafting, several at once, or none."""

@@ -33,11 +33,9 @@ class NamedProposer:
             yield self.proposer
 
     def metrics(self) -> list[Counter | Gauge]:
-        """The proposer's own metrics, with its name before theirs; none if it has no method `metrics`, which the first
-        version of this plugin API did not require. Raises PluginError if the method fails."""
-        method = getattr(self.proposer, "metrics", None)
+        """The proposer's own metrics, with its name before theirs. Raises PluginError if it fails to tell them."""
         try:
-            found = list(method()) if callable(method) else []
+            found = list(self.proposer.metrics())
             if wrong := [metric for metric in found if not isinstance(metric, Counter | Gauge)]:
                 raise TypeError(f"{shown(wrong[0])} is not a metric")
             return [evolve(metric, name=f"{self.name}_{metric.name}") for metric in found]
@@ -48,13 +46,10 @@ class NamedProposer:
             ) from error
 
     def close(self) -> None:
-        """Close the proposer, if it has a method `close`: the first version of this plugin API did not require one.
-        Raises PluginError if closing fails."""
-        method = getattr(self.proposer, "close", None)
+        """Close the proposer. Raises PluginError if that fails."""
         try:
             with torch.inference_mode():
-                if callable(method):
-                    method()
+                self.proposer.close()
         except (Exception, SystemExit) as error:
             raise PluginError(
                 f"proposer {self.name!r} failed to close: {type(error).__name__}: {error}. What it was to keep may be "

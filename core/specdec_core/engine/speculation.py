@@ -65,7 +65,8 @@ class Speculation:
         drafts on a device. The checks must be resolved before tokens are emitted."""
         if self._is_idle:
             return self._empty_draft(len(schedule.requests)), ()
-        so_far = Expected(schedule.num_decode_requests, sum(schedule.num_known))
+        num_tokens = sum(request is not None for request in schedule.whole_requests)
+        so_far = Expected(num_tokens, sum(schedule.num_known))
         self._own_drafts, checks = [], []
         for i, drafter in enumerate(self.drafters, 1):
             draft, check = drafter.propose(schedule, so_far)

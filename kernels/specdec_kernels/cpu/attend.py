@@ -64,9 +64,9 @@ def attend_part(
 
     most_queries, most_scores = 0, 0
     for chunk in chunks[start // num_kv_heads : (end - 1) // num_kv_heads + 1]:
-        num_heads, num_tokens = _at_once(chunk, groups, min(end - start, num_kv_heads))
-        most_queries = max(most_queries, num_heads * num_tokens * groups)
-        most_scores = max(most_scores, num_heads * num_tokens * groups * _up(chunk[4], TILE))
+        heads_at_once, tokens_at_once = _at_once(chunk, groups, min(end - start, num_kv_heads))
+        most_queries = max(most_queries, heads_at_once * tokens_at_once * groups)
+        most_scores = max(most_scores, heads_at_once * tokens_at_once * groups * _up(chunk[4], TILE))
     queries = np.zeros(most_queries * _up(key_dim, DOT_STEP), dtype=like.dtype)
     attended = np.empty(most_queries * _up(value_dim, LANES), dtype=np.float32)
     scores = np.empty(most_scores, dtype=np.float32)
@@ -75,17 +75,17 @@ def attend_part(
     item = start
     while item < end:
         whole, first_head = chunks[item // num_kv_heads], item % num_kv_heads
-        num_heads, num_tokens = _at_once(whole, groups, min(num_kv_heads - first_head, end - item))
-        heads, past = (first_head, num_heads, groups), whole[1] + whole[2]
-        for token in range(whole[1], past, num_tokens):
-            chunk = whole[0], token, min(num_tokens, past - token), whole[3], whole[4]
+        heads_at_once, tokens_at_once = _at_once(whole, groups, min(num_kv_heads - first_head, end - item))
+        heads, past = (first_head, heads_at_once, groups), whole[1] + whole[2]
+        for token in range(whole[1], past, tokens_at_once):
+            chunk = whole[0], token, min(tokens_at_once, past - token), whole[3], whole[4]
             _gather(query, strides[0], key_dim, chunk, heads, queries)
             _score(queries, keys, values, chunk, heads, paths, places, window, np.float32(scaling), scores)
             _weigh(scores, chunk, heads, paths, window, softcap, sinks, weights, sums)
             attended[:] = 0
             _sum_up(weights, values, chunk, heads, paths, places, window, attended)
             _store(attended, sums, chunk, heads, output)
-        item += num_heads
+        item += heads_at_once
 
 
 @inner()

@@ -16,10 +16,7 @@ from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_kernels.cpu.attend import address_of_attend, attend_in_parts, attend_part
 from specdec_kernels.cpu.bits import LIKE, array_at, inner
 from specdec_kernels.cpu.paths import lay_out
-from specdec_kernels.cpu.threads import in_parallel
-
-WORTH_A_THREAD = 2**17
-"""From this many multiplications on, another thread saves more time than it costs."""
+from specdec_kernels.cpu.threads import WORTH_A_THREAD, in_parallel
 
 
 def paged_attention(

@@ -13,10 +13,7 @@ from specdec_core import compiled, ops
 from specdec_kernels.cpu.bits import array_at, as_array, inner
 from specdec_kernels.cpu.lanes import LANES, is_supported
 from specdec_kernels.cpu.products import MOST_ROWS, MOST_STRIPS, multiply
-from specdec_kernels.cpu.threads import in_parallel
-
-WORTH_A_THREAD = 2**17
-"""From this many multiplications on, another thread saves more time than it costs."""
+from specdec_kernels.cpu.threads import WORTH_A_THREAD, in_parallel
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:

@@ -9,6 +9,9 @@ from typing import Any
 import numba
 import torch
 
+WORTH_A_THREAD = 2**17
+"""From this many multiplications on, another thread saves more time than it costs."""
+
 _ONE_AT_A_TIME = Lock()
 """Engines may run in different threads. numba releases the interpreter's lock in a parallel loop, and its fallback
 threading layer "workqueue" kills the process when two threads are in such loops."""

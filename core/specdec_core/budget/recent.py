@@ -1,0 +1,35 @@
+"""The median of recent measurements."""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+NUM_KEPT, NUM_NEEDED = 15, 5
+"""The newest measurements that are kept, and how many it takes. Their median counts, so that single slow ones do
+not."""
+
+
+class Recent:
+    """The newest measurements of one thing.
+
+    most_age: those that are older than this many steps are dropped, since the load of the machine may have changed.
+    """
+
+    def __init__(self, most_age: int) -> None:
+        self._newest: deque[tuple[int, float]] = deque(maxlen=NUM_KEPT)
+        self._most_age = most_age
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._newest) == NUM_KEPT
+
+    def add(self, value: float, step: int) -> None:
+        """step: the number of the step in which it was measured."""
+        self._newest.append((step, value))
+
+    def median(self, step: int) -> float | None:
+        """The median as of a step; None if there are too few measurements."""
+        while self._newest and self._newest[0][0] <= step - self._most_age:
+            self._newest.popleft()
+        return median(value for _, value in self._newest) if len(self._newest) >= NUM_NEEDED else None

@@ -28,6 +28,11 @@ class MLPSpeculatorOptions:
     scale_input: bool = field(
         default=False, validator=flag, metadata={"help": "Whether the target's hidden state is normalized first."}
     )
+    init_from_target: bool = field(
+        default=False,
+        validator=flag,
+        metadata={"help": "Whether embeddings and LM heads start as the target's, projected to inner_dim."},
+    )
     distill: bool = field(
         default=False,
         validator=flag,

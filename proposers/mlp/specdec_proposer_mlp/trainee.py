@@ -10,7 +10,7 @@ import torch
 from attrs import asdict, evolve
 from torch import nn
 
-from specdec_core import TrainingBatch, TrainingTarget, save_head, token_loss
+from specdec_core import ConfigError, TrainingBatch, TrainingTarget, save_head, token_loss
 from specdec_proposer_mlp.config import MLPSpeculatorConfig
 from specdec_proposer_mlp.head_config import SpeculatorConfig
 from specdec_proposer_mlp.loading import PREFIX, find, load
@@ -42,6 +42,29 @@ class SpeculatorTrainee(nn.Module):
         for weight in self.speculator.parameters():  # as the authors initialize it
             if weight.ndim == 2:
                 nn.init.trunc_normal_(weight, 0, self._config.inner_dim**-0.5)
+        if options.init_from_target:
+            self._init_from_target()
+
+    @torch.no_grad()
+    def _init_from_target(self) -> None:
+        """Replace embeddings and LM heads by the target's, projected on the directions in which its LM head varies
+        most, at the variance of the random weights: similar tokens are close from the beginning."""
+        size, model = self._config.inner_dim, self._target.model
+        if size > self._config.emb_dim:
+            raise ConfigError(
+                f"init_from_target projects the target's embedding to inner_dim={size}, which is more than its width "
+                f"of {self._config.emb_dim}: give a smaller inner_dim, or leave init_from_target out"
+            )
+        read, written = (
+            part.weight.detach().float() for part in (model.get_input_embeddings(), model.get_output_embeddings())
+        )
+        directions = torch.linalg.svd(written.T @ written)[0][:, :size]  # [hidden, size]
+        for layers, rows in ((self.speculator.emb, read), (self.speculator.head, written)):
+            projected = rows @ directions
+            projected *= size**-0.5 / projected.std()
+            for layer in layers:
+                layer.weight.copy_(projected)
+        self.speculator.proj[0].weight.copy_(directions.T)
 
     def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         state = self.speculator.first_state(batch.features["final"].float())

@@ -132,6 +132,26 @@ def test_the_loss_falls(case, target):
     assert last < 0.5 * first
 
 
+@torch.no_grad()
+def test_weights_may_start_as_the_targets(target):
+    """Tokens are as close to each other as in the best approximation of the target's LM head in so many dimensions."""
+    size = HIDDEN_SIZE // 2
+    speculator = made(target, n_predict=2, inner_dim=size, init_from_target=True).speculator
+    left, values, _ = torch.linalg.svd(target.model.get_output_embeddings().weight, full_matrices=False)
+    for layers in (speculator.head, speculator.emb if target.config.tie_word_embeddings else ()):
+        for layer in layers:
+            assert layer.weight.std() == pytest.approx(size**-0.5)
+            close, expected = layer.weight @ layer.weight.T, (left[:, :size] * values[:size] ** 2) @ left[:, :size].T
+            torch.testing.assert_close(close / close.norm(), expected / expected.norm(), atol=1e-4, rtol=0)
+    random = made(target, n_predict=2, inner_dim=size).speculator.head[0].weight
+    assert torch.nn.functional.cosine_similarity((random @ random.T).flatten(), expected.flatten(), dim=0) < 0.9
+
+
+def test_wider_heads_than_the_target_cannot_start_as_the_targets(target):
+    with pytest.raises(ConfigError, match=f"inner_dim={2 * HIDDEN_SIZE}, which is more than its width"):
+        made(target, inner_dim=2 * HIDDEN_SIZE, init_from_target=True)
+
+
 @pytest.mark.parametrize("case", CASES, ids=str)
 @torch.no_grad()
 def test_what_is_saved_is_what_the_proposer_loads(case, target, tmp_path):

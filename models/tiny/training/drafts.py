@@ -66,7 +66,7 @@ LEARNING_RATES = {
     "mlp_speculator": 2.5e-2,
     "medusa": 1.5e-3,
 }
-"""EAGLE's layer has neither an input nor an output norm, and diverges at the others' learning rates. An MLP speculator's
+"""EAGLE's layer has neither an input nor an output norm, and diverges at the others' rates. An MLP speculator's
 weights are nearly all embeddings and LM heads: after 100 steps, a learning rate of 3e-2 reached a loss of 5.7, and 2e-3
 one of 6.7."""
 OPTIMIZERS = {"mlp_speculator": "adamw"}

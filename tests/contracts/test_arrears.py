@@ -20,8 +20,8 @@ from ledger import LEDGER, Ledger, Page
 from offered import Offered
 
 from specdec_core import SamplingParams
+from specdec_core.engine import observer as observing
 from specdec_core.engine.arrears import Arrears
-from specdec_core.engine.step_batch import StepBatch
 
 LEDGER_CONFIG = {"method": "ledger", "num_speculative_tokens": 2}
 PROMPTS = [[3, 4, 3, 4, 5, 5, 5, i] for i in range(5)]
@@ -84,6 +84,27 @@ def test_late_observations_are_whole(ledger_llm: Any, generate: Any, chunk: int,
     assert_alike(pages(sometimes), pages(always))
     assert max(max(page.sizes) for page in pages(sometimes)) > min(chunk, 8), "nothing was observed late"
     assert sum(map(len, proposer_of(sometimes).asked)) > 10
+
+
+def test_what_another_proposer_drafted_is_observed_late(
+    make_llm: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Draft tokens that were accepted are stored like others, if another proposer drafted them."""
+    config = {"method": ["ledger", "other"], "num_speculative_tokens": 2}
+    always, sometimes = (make_llm(config, plugins=Offered(LEDGER, evolve(LEDGER, name="other"))) for _ in range(2))
+    kept, keep = [], Arrears.keep
+
+    def recorded(self: Any, requests: Any, counts: Any, features: Any) -> None:
+        kept.extend(n for r, n in zip(requests, counts, strict=True) if r.num_computed > r.num_prompt_tokens)
+        keep(self, requests, counts, features)
+
+    monkeypatch.setattr(Arrears, "keep", recorded)
+    observer_of(sometimes).is_off = phases(1)
+    expected = generate(always, PROMPTS, GREEDY)
+    assert not kept
+    assert generate(sometimes, PROMPTS, GREEDY) == expected
+    assert_alike(pages(sometimes), pages(always))
+    assert max(kept) > 1, "no draft token was accepted"
 
 
 def test_a_request_that_is_off_is_not_observed(ledger_llm: Any, generate: Any) -> None:
@@ -226,8 +247,8 @@ def the_token_that_follows_is_an_old_one(patch: pytest.MonkeyPatch) -> None:
 
 
 def rows_of_another_request(patch: pytest.MonkeyPatch) -> None:
-    rows = StepBatch.rows_of_known
-    patch.setattr(StepBatch, "rows_of_known", lambda self, *of: rows(self, *of).roll(1))
+    rows = observing.final_rows
+    patch.setattr(observing, "final_rows", lambda *of: np.roll(rows(*of), 1))
 
 
 def shown_twice(patch: pytest.MonkeyPatch) -> None:

@@ -120,11 +120,13 @@ class Drafter:
             draft = self.budget.keep(draft)
         return spread(draft, wanted), check
 
-    def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
-        """Pass the hidden states of a forward pass to the proposer, if it wants them. The verdict (the result of
-        verification) is on the host."""
+    def observe(
+        self, schedule: Schedule, computed: Computed, draft: Draft, own: Draft | None, verdict: Verdict
+    ) -> None:
+        """Pass the hidden states of a forward pass to the proposer, if it wants them. The arguments are those of
+        `Observer.observe`."""
         started = perf_counter()
-        num_shown = self.observer.observe(schedule, computed, draft, verdict)
+        num_shown = self.observer.observe(schedule, computed, draft, own, verdict)
         if self.budget is not None and num_shown and not schedule.num_prefill_tokens:
             self.budget.observed(num_shown, perf_counter() - started)
 

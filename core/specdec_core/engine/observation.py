@@ -40,15 +40,7 @@ def observation_of(
     num_known = np.asarray(schedule.num_known)[which]
     counts = num_known + np.minimum(np.asarray(draft.num_nodes_per_request)[which], draft.max_depth)
     offsets = counts.cumsum() - counts
-    requests = np.arange(len(counts)).repeat(counts)
-    local = np.arange(len(requests)) - offsets[requests]
-    accepted = np.maximum(local - num_known[requests] + 1, 0)  # 0: a known token
-    first = batch.token_offsets[which][requests] + np.minimum(
-        local, num_known[requests] - 1
-    )  # known token, or the root
-    decided_at = verdict.rows.numpy()[which]
-    tokens = torch.from_numpy(first + decided_at[requests, accepted] - decided_at[requests, 0]).to(device)
-
+    tokens = torch.from_numpy(final_rows(schedule, computed, verdict, which, counts)).to(device)
     num_accepted = verdict.num_accepted.numpy()[which]
     decided = verdict.token_ids.numpy()[which, num_accepted]
     # If the next token is known already, the verdict is not needed.
@@ -70,6 +62,24 @@ def observation_of(
         next_token_ids=torch.tensor(following, device=device),
         top_tokens=_top_tokens(computed, draft, which, num_top_tokens) if num_top_tokens else None,
     )
+
+
+def final_rows(
+    schedule: Schedule, computed: Computed, verdict: Verdict, which: np.ndarray, counts: np.ndarray
+) -> np.ndarray:
+    """int64 [sum(counts)]   the rows in the flat batch of the first counts[i] tokens of each request that a forward
+    pass made final: its known tokens, then accepted draft tokens. Beyond these, rows are those of any token.
+
+    which: int64 [n], the requests, as indices into the schedule.
+    """
+    num_known = np.asarray(schedule.num_known)[which]
+    requests = np.arange(len(counts)).repeat(counts)
+    local = np.arange(len(requests)) - (counts.cumsum() - counts)[requests]
+    accepted = np.maximum(local - num_known[requests] + 1, 0)  # 0: a known token
+    known_or_root = computed.batch.token_offsets[which][requests] + np.minimum(local, num_known[requests] - 1)
+    decided_at = verdict.rows.numpy()[which]
+    rows: np.ndarray = known_or_root + decided_at[requests, accepted] - decided_at[requests, 0]
+    return rows
 
 
 def _top_tokens(computed: Computed, draft: Draft, which: np.ndarray, number: int) -> TopTokens:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from weakref import WeakSet
 
+import numpy as np
 import torch
 
 from specdec_core.contracts.draft import Draft
@@ -12,7 +13,7 @@ from specdec_core.contracts.proposer import Observation, Plan
 from specdec_core.contracts.verifier import Verdict
 from specdec_core.engine.arrears import Arrears
 from specdec_core.engine.named_proposer import NamedProposer
-from specdec_core.engine.observation import observation_of
+from specdec_core.engine.observation import final_rows, observation_of
 from specdec_core.engine.request import Request
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
@@ -38,39 +39,46 @@ class Observer:
         self._proposer, self._plan, self._max_tokens = proposer, plan, max_tokens
         self._arrears = Arrears(device)
         self._lost: WeakSet[Request] = WeakSet()  # the proposer has not seen some of their tokens
-        self._all_lost: list[Request] = []  # a batch of such requests
+        # A batch of which nothing is stored, and one of which all is, as was found for an earlier step.
+        self._all_lost: list[Request] = []
+        self._all_kept: list[Request] = []
 
     def may_draft(self, request: Request) -> bool:
         """Whether the proposer may draft for a request now."""
         return self.may_ever_draft(request) and not self.is_off(request)
 
-    def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> int:
-        """Pass the hidden states of a forward pass (`computed`) to the proposer, or store them for later. The verdict
-        (the result of verification) is on the host. Returns the number of requests that the proposer saw."""
+    def observe(self, schedule: Schedule, computed: Computed, draft: Draft, own: Draft | None, verdict: Verdict) -> int:
+        """Pass the hidden states of a forward pass (`computed`) to the proposer, or store them for later. Returns the
+        number of requests that the proposer saw.
+
+        draft: of all proposers. own: this proposer's part of it, over all scheduled requests, too; None: it drafted for
+            none. verdict: the result of verification, on the host.
+        """
         if not self._plan.observes:
             return 0
         wanted = [i for i, request in enumerate(schedule.requests) if self.may_ever_draft(request)]
-        # A request that had nodes is observed at once, even if its drafting has been turned off since.
-        has_nodes = draft.num_nodes_per_request
-        on = [i for i in wanted if has_nodes[i] or not self.is_off(schedule.requests[i])]
+        # A request for which it drafted is observed at once, even if its drafting has been turned off since.
+        has_drafted = [0] * len(schedule.requests) if own is None else own.num_nodes_per_request
+        on = [i for i in wanted if has_drafted[i] or not self.is_off(schedule.requests[i])]
         if on:
             self.catch_up([schedule.requests[i] for i in on])
             taps, number = self._plan.taps, self._plan.top_tokens
             self._show(observation_of(schedule, computed, draft, verdict, on, taps, number))
         if len(on) < len(wanted):
             off = [i for i in wanted if i not in set(on)]
-            is_sound = (verdict.token_ids[:, 0] >= 0).tolist()
-            self._put_off(schedule, computed, off, [schedule.num_known[i] if is_sound[i] else 0 for i in off])
+            is_sound, accepted = verdict.token_ids[:, 0].numpy() >= 0, verdict.num_accepted.numpy()
+            counts = np.where(is_sound, np.asarray(schedule.num_known) + accepted, 0)[off].tolist()
+            self._put_off(schedule, computed, verdict, off, counts)
         return len(on)
 
-    def put_off(self, schedule: Schedule, computed: Computed) -> None:
-        """Store the hidden states of a forward pass in which drafting was turned off for all requests, and each had its
-        root only. The short way of `observe`."""
+    def put_off(self, schedule: Schedule, computed: Computed, verdict: Verdict) -> None:
+        """Store the hidden states of a forward pass in which no proposer drafted, drafting was turned off for all
+        requests, and each had its root only. The short way of `observe`."""
         if not self._plan.observes or schedule.requests == self._all_lost:
             return
         number = len(schedule.requests)
-        if self._lost or self._arrears.num_tokens + number > self._max_tokens:
-            self._put_off(schedule, computed, range(number), schedule.num_known)
+        if schedule.requests != self._all_kept or self._arrears.num_tokens + number > self._max_tokens:
+            self._put_off(schedule, computed, verdict, range(number), list(schedule.num_known))
         else:  # without padding, which is last
             features = {tap: computed.features[tap][:number] for tap in self._plan.taps}
             self._arrears.keep(schedule.requests, schedule.num_known, features)
@@ -84,7 +92,7 @@ class Observer:
         """Drop the stored hidden states of a request that has ended or starts over."""
         self._arrears.drop(request)
         self._lost.discard(request)
-        self._all_lost = []
+        self._all_lost = self._all_kept = []
 
     def _show(self, observation: Observation) -> None:
         with self._proposer.called() as proposer:
@@ -98,10 +106,13 @@ class Observer:
         """Whether hidden states of the request were dropped, so that it does not draft until it starts over."""
         return request in self._lost
 
-    def _put_off(self, schedule: Schedule, computed: Computed, off: Sequence[int], counts: list[int]) -> None:
-        """Store the hidden states of the requests with these indices, which have no draft tokens: of `counts` tokens of
-        each. While this would exceed max_tokens stored tokens, the request with the most stored tokens is evicted: its
-        hidden states are shown to the proposer if `pays` returns True for the request, else dropped."""
+    def _put_off(
+        self, schedule: Schedule, computed: Computed, verdict: Verdict, off: Sequence[int], counts: list[int]
+    ) -> None:
+        """Store the hidden states of the requests with these indices, for which this proposer did not draft: of the
+        first `counts` tokens of each that are final. While this would exceed max_tokens stored tokens, the request with
+        the most stored tokens is evicted: its hidden states are shown to the proposer if `pays` returns True for the
+        request, else dropped."""
         requests = [schedule.requests[i] for i in off]
         num_tokens = sum(counts)
         while self._arrears.num_tokens and self._arrears.num_tokens + num_tokens > self._max_tokens:
@@ -111,13 +122,20 @@ class Observer:
             else:
                 self._arrears.drop(most)
                 self._lost.add(most)
-        if self._lost:
-            counts = [0 if request in self._lost else count for request, count in zip(requests, counts, strict=True)]
+                self._all_kept = []
+        if self._lost or not all(map(self.may_ever_draft, requests)):
+            counts = [
+                0 if not self.may_ever_draft(request) else count
+                for request, count in zip(requests, counts, strict=True)
+            ]
+        else:
+            self._all_kept = requests
         if not any(counts):
             self._all_lost = requests
             return
         features = {}
         if self._plan.taps:
-            rows = computed.batch.rows_of_known(off, counts)
+            numbers = final_rows(schedule, computed, verdict, np.asarray(off), np.asarray(counts))
+            rows = torch.from_numpy(numbers).to(computed.batch.token_ids.device)
             features = {tap: computed.features[tap].index_select(0, rows) for tap in self._plan.taps}
         self._arrears.keep(requests, counts, features)

@@ -89,11 +89,12 @@ class Speculation:
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
         """Pass the hidden states of a forward pass to the proposers that want them. The verdict (the result of
         verification) is on the host."""
-        for drafter in self.drafters:
-            if self._is_idle:
-                drafter.observer.put_off(schedule, computed)
-            else:
-                drafter.observe(schedule, computed, draft, verdict)
+        if self._is_idle:
+            for drafter in self.drafters:
+                drafter.observer.put_off(schedule, computed, verdict)
+            return
+        for drafter, own in zip(self.drafters, self._own_drafts, strict=True):
+            drafter.observe(schedule, computed, draft, own, verdict)
 
     def count(self, request_ids: Sequence[str], verdict: Verdict, accepted: Mapping[str, int]) -> None:
         """Count what each of several proposers contributed to a step. accepted: {request id: how many of its accepted

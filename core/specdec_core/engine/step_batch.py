@@ -41,18 +41,6 @@ class StepBatch:
     root_positions: torch.Tensor  # int64 [batch]
     visibility: Visibility
 
-    def rows_of_known(self, requests: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
-        """int64 [sum(counts)]   the rows in the flat batch of the first counts[i] tokens of each request. requests:
-        their indices."""
-        starts = self.token_offsets[requests]
-        if max(counts, default=0) > 1:
-            each = np.array(counts)
-            ends = each.cumsum()
-            starts = np.repeat(starts - (ends - each), each) + np.arange(ends[-1])
-        elif 0 in counts:
-            starts = starts[np.array(counts, dtype=bool)]
-        return torch.from_numpy(starts).to(self.token_ids.device)
-
     @classmethod
     def of(cls, schedule: Schedule, draft: Draft, num_padded: int, device: torch.device) -> StepBatch:
         num_known = np.asarray(schedule.num_known)

@@ -25,6 +25,7 @@ from specdec_core.engine.draft_kind import explain_draft_kind, explain_target_ki
 from specdec_core.engine.draft_limits import DraftLimit
 from specdec_core.engine.drafter import Drafter
 from specdec_core.engine.logprobs import TokenTexts
+from specdec_core.engine.loss_watch import LossWatch
 from specdec_core.engine.measuring import measure_steps
 from specdec_core.engine.memory import MemoryPlan, plan_memory
 from specdec_core.engine.named_proposer import NamedProposer
@@ -155,7 +156,7 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
             draft_groups[method.spec.name] = group
         with _explaining(method.config, method.spec, plugins):
             drafters.append(_drafter(method, design, target, of_draft, curve))
-    speculation = Speculation(drafters, device, curve)
+    speculation = Speculation(drafters, device, curve, _loss_watch(design, curve))
     return Parts(
         target=target,
         kv=kv,
@@ -311,6 +312,16 @@ def build_proposer(spec: ProposerSpec, options: Any, context: BuildContext) -> P
         if missing:
             raise TypeError(f"build returned {shown(proposer)}, which has no {', '.join(missing)}: subclass Proposer")
     return proposer
+
+
+def _loss_watch(design: Design, curve: CostCurve | None) -> LossWatch | None:
+    """What warns if drafting is a loss; None if a budget decides, or if nothing is drafted."""
+    if design.speculative is None or curve is not None:
+        return None
+    return LossWatch(
+        f"Set adaptive_draft_length=True, which drafts only where that pays, or another num_speculative_tokens than "
+        f"{design.num_speculative_tokens}. spec-decode tune finds the best settings for given prompts"
+    )
 
 
 def _cost_curve(design: Design, runner: Runner, verification: Verification, kv: KVManager) -> CostCurve | None:

@@ -17,6 +17,7 @@ from specdec_core.contracts.verifier import Verdict
 from specdec_core.drafting.combining import combine_drafts
 from specdec_core.engine.device import use_device
 from specdec_core.engine.drafter import Drafter
+from specdec_core.engine.loss_watch import LossWatch
 from specdec_core.engine.metrics import Counter, Gauge
 from specdec_core.engine.own_counts import OwnCounts
 from specdec_core.engine.request import Request
@@ -32,10 +33,17 @@ class Speculation:
 
     drafters: one per proposer; empty for plain decoding.
     curve: the measured time of the target's forward pass, which the drafters' budgets share; None: there is no budget.
+    watch: warns if drafting is a loss, where there is no budget.
     """
 
-    def __init__(self, drafters: Sequence[Drafter], device: torch.device, curve: CostCurve | None = None) -> None:
-        self.drafters, self._device, self._curve = tuple(drafters), device, curve
+    def __init__(
+        self,
+        drafters: Sequence[Drafter],
+        device: torch.device,
+        curve: CostCurve | None = None,
+        watch: LossWatch | None = None,
+    ) -> None:
+        self.drafters, self._device, self._curve, self._watch = tuple(drafters), device, curve, watch
         self._empty_drafts: dict[int, Draft] = {}
         self._is_idle = False  # in this step
         self._own_drafts: list[Draft | None] = []  # of this step, by proposer
@@ -64,6 +72,9 @@ class Speculation:
         """Return one draft over all scheduled requests, combined from the proposers' drafts, and the pending checks of
         drafts on a device. The checks must be resolved before tokens are emitted."""
         if self._is_idle:
+            return self._empty_draft(len(schedule.requests)), ()
+        if self._watch and not schedule.num_prefill_tokens and self._watch.skips(schedule.num_decode_requests):
+            self._own_drafts = [None] * len(self.drafters)
             return self._empty_draft(len(schedule.requests)), ()
         num_tokens = sum(request is not None for request in schedule.whole_requests)
         so_far = Expected(num_tokens, sum(schedule.num_known))
@@ -106,6 +117,8 @@ class Speculation:
 
     def end_step(self, report: StepReport) -> None:
         """Learn from a step's times what the next ones will cost."""
+        if self._watch is not None:
+            self._watch.add(report)
         if self._curve is None:
             return
         if not report.num_prefill_tokens:

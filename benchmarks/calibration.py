@@ -1,9 +1,9 @@
 """Measures how well the budget of a step estimates the acceptance of draft tokens, on held-out code.
 
-    python benchmarks/calibration.py [--only METHOD]     # writes benchmarks/results/calibration.json
+    python benchmarks/calibration.py [--only METHOD]     # writes benchmarks/results/calibration.json and .png
 
 For each method and temperature: the expected calibration error over bins of equally many draft tokens, whose parents
-were accepted, and in each bin the mean estimate beside the share that was accepted. Requests draft in every step, as if
+were accepted, and in each bin the mean estimate beside the share that was accepted (plotted, too). Requests draft in every step, as if
 drafts cost nothing: else only the good ones would count.
 """
 
@@ -29,6 +29,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "eagle": {},
     "eagle3": {},
     "eagle3, sampled": SAMPLED,
+    "mtp": {},
+    "mlp_speculator": {},
+    "medusa": {},
 }
 NUM_BINS = 10
 BATCH = 8
@@ -67,6 +70,28 @@ def measure(method: str, options: dict[str, Any], temperature: float, num_nodes:
     }
 
 
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Draw a reliability diagram: the share of accepted draft tokens over the estimate, by method and temperature."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(1, 2, figsize=(9, 4.2), sharey=True)
+    for axes, temperature in zip(panels, (0.0, 1.0), strict=True):
+        axes.plot([0, 1], [0, 1], color="black", linewidth=0.8)
+        for row in (row for row in rows if row["temperature"] == temperature):
+            points = [(each["estimated"], each["accepted"]) for each in row["bins"]]
+            label = f"{row['method']} ({row['expected_calibration_error']:.3f})"
+            axes.plot(*zip(*points, strict=True), marker=".", linewidth=1, label=label)
+        axes.set(title=f"temperature {temperature:g}", xlabel="estimated probability of acceptance")
+        axes.legend(fontsize=7, title="(expected calibration error)", title_fontsize=7)
+        axes.grid(visible=True, alpha=0.25)
+    panels[0].set_ylabel("share accepted")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="methods with this in their names")
@@ -81,6 +106,7 @@ def main() -> None:
             print(method, temperature, found["expected_calibration_error"], flush=True)
             record["rows"].append({"method": method, "temperature": temperature, **found})
             write(record, args.out)
+    plot(record["rows"], args.out.with_suffix(".png"))
 
 
 if __name__ == "__main__":

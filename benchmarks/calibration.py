@@ -3,8 +3,8 @@
     python benchmarks/calibration.py [--only METHOD]     # writes benchmarks/results/calibration.json and .png
 
 For each method and temperature: the expected calibration error over bins of equally many draft tokens, whose parents
-were accepted, and in each bin the mean estimate beside the share that was accepted (plotted, too). Requests draft in every step, as if
-drafts cost nothing: else only the good ones would count.
+were accepted, and in each bin the mean estimate beside the share that was accepted (plotted, too). Requests draft in
+every step, as if drafts cost nothing: else only the good ones would count.
 """
 
 from __future__ import annotations

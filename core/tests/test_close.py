@@ -80,10 +80,14 @@ class Unfinished(Failing):
 
 
 class Without:
-    """A proposer that has neither `close` nor `metrics`, since it does not subclass Proposer."""
+    """A proposer that has no method `close` and does not subclass Proposer."""
 
     def __init__(self, config: Any, context: Any) -> None:
-        self.start = self.observe = self.reset = self.finish = self.propose = lambda *_: None
+        self.start = self.observe = self.reset = lambda *_: None
+        self.finish = lambda request, reason: LIFE.append(f"finish {reason}")
+
+    def propose(self, batch: Any) -> Draft:
+        return Draft.from_chains([[]] * len(batch.requests))
 
 
 @hookimpl
@@ -191,9 +195,10 @@ def test_what_fails_before_it_does_not_keep_it_from_closing(make: Any) -> None:
     llm.engine.kv.check_integrity()
 
 
-def test_a_proposer_without_close_is_refused(make: Any) -> None:
-    with pytest.raises(PluginError, match="which has no close, metrics: subclass Proposer"):
-        make("without")
+def test_a_proposer_without_close(make: Any) -> None:
+    with make("without") as llm:
+        llm.generate(PROMPTS[0], PARAMS)
+    assert LIFE == ["finish length"]
 
 
 def test_plain_decoding_can_be_closed_too(folder: Path) -> None:
@@ -298,6 +303,7 @@ def test_the_helpers_for_tests_close_it(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Plugins, "load", classmethod(lambda cls: plugins))
     assert propose("diary", [[1, 2]])[0].token_ids == [0]
     assert LIFE == ["start", "finish length", "close"]
+    assert propose("without", [[1, 2]])[0].token_ids == []
 
 
 def test_commands_close_it(monkeypatch: pytest.MonkeyPatch) -> None:

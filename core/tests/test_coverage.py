@@ -67,7 +67,7 @@ def test_accepted_tokens_count_for_each_that_drafted_them() -> None:
     )
     tree = Draft.from_trees([DraftTree([8, 5, 7, 6], [-1, -1, 1, 1]), DraftTree([4], [-1])])
     counts = OwnCounts()
-    counts.add(["tree", "chain", "none"], [tree, Draft.from_chains([[5], []]), None], verdict)
+    counts.add(["tree", "chain", "none"], [tree, Draft.from_chains([[5], []]), None], verdict, [2, 0])
     found = {metric.name: metric.value for metric in counts.metrics()}
     assert found == {
         "tree_num_drafts": 2,

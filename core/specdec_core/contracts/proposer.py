@@ -186,14 +186,14 @@ class Proposer(Protocol):
     def close(self) -> None:
         """Save what must outlive the engine, such as a cache file. Called after `finish` for every started request,
         when the engine is closed (`LLM.close`, the end of `with LLM(...)`, `AsyncLLM.shutdown`), garbage-collected, or
-        the interpreter exits. In the last two cases an exception becomes a warning. A killed process never calls
-        it."""
+        the interpreter exits. In the last two cases an exception becomes a warning. A killed process never calls it.
+        Proposers of another class may lack it."""
         return
 
     def metrics(self) -> Sequence[Counter | Gauge]:
         """Return the proposer's own metrics, such as the size of a cache: `get_metrics` and the log have them, their
         names after "spec_decode_METHOD_". Called at any time, also from another thread during a step and after `close`:
-        only read numbers that the host has."""
+        only read numbers that the host has. Proposers of another class may lack it."""
         return ()
 
 

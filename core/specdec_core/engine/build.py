@@ -45,8 +45,8 @@ from specdec_core.ops.padding import Padding
 from specdec_core.plugins import Plugins
 from specdec_core.plugins.operations import OfferedOps
 
-CALLS = ("start", "propose", "observe", "reset", "finish", "close", "metrics")
-"""The methods that every proposer must have: `Proposer` has all but `propose`."""
+CALLS = ("start", "propose", "observe", "reset", "finish")
+"""The methods that every proposer must have. One that does not subclass Proposer may lack `close` and `metrics`."""
 
 Speculating = SpeculativeConfig | tuple[SpeculativeConfig, ...] | None
 """One method of drafting, several at once, or none."""

@@ -33,9 +33,11 @@ class NamedProposer:
             yield self.proposer
 
     def metrics(self) -> list[Counter | Gauge]:
-        """The proposer's own metrics, with its name before theirs. Raises PluginError if it fails to tell them."""
+        """The proposer's own metrics, with its name before theirs; none if it has no method `metrics`. Raises
+        PluginError if it fails to tell them."""
+        method = getattr(self.proposer, "metrics", None)
         try:
-            found = list(self.proposer.metrics())
+            found = list(method()) if callable(method) else []
             if wrong := [metric for metric in found if not isinstance(metric, Counter | Gauge)]:
                 raise TypeError(f"{shown(wrong[0])} is not a metric")
             return [evolve(metric, name=f"{self.name}_{metric.name}") for metric in found]
@@ -46,10 +48,12 @@ class NamedProposer:
             ) from error
 
     def close(self) -> None:
-        """Close the proposer. Raises PluginError if that fails."""
+        """Close the proposer, if it has a method `close`. Raises PluginError if that fails."""
+        method = getattr(self.proposer, "close", None)
         try:
             with torch.inference_mode():
-                self.proposer.close()
+                if callable(method):
+                    method()
         except (Exception, SystemExit) as error:
             raise PluginError(
                 f"proposer {self.name!r} failed to close: {type(error).__name__}: {error}. What it was to keep may be "

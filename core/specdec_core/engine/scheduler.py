@@ -126,9 +126,10 @@ class Scheduler:
         for request in list(self.running):
             if room and request not in schedule.preempted:
                 room -= self._extend(request, room, schedule)
+        num_running = len(self.running)
         if not schedule.preempted:
             room -= self._admit(room, schedule)
-        self._deal_drafts(room, schedule)
+        self._deal_drafts(room, num_running, schedule)
         if self.waiting and not self.running and not schedule.preempted:
             raise PluginError(
                 f"{type(self._kv).__name__} has {self._kv.num_free_blocks} free blocks while no request runs, and the "
@@ -175,12 +176,12 @@ class Scheduler:
             left -= num_known
         return room - left
 
-    def _deal_drafts(self, room: int, schedule: Schedule) -> None:
+    def _deal_drafts(self, room: int, num_running: int, schedule: Schedule) -> None:
         """Set the scheduled requests' budgets: deal out `room` draft tokens evenly, and reserve their slots. A request
         whose draft finds too few free KV blocks gets none. Those that got more than others come last next time."""
         if self._is_idle(schedule.requests):
             return
-        wanted = [self._limit(request, len(self.running)) for request in schedule.requests]
+        wanted = [self._limit(request, num_running) for request in schedule.requests]
         drafting = [i for i, number in enumerate(wanted) if number]
         drafting.sort(key=lambda i: schedule.requests[i].draft_turn)
         for i, share in zip(drafting, deal([wanted[i] for i in drafting], room), strict=True):

@@ -39,9 +39,8 @@ class Observer:
         self._proposer, self._plan, self._max_tokens = proposer, plan, max_tokens
         self._arrears = Arrears(device)
         self._lost: WeakSet[Request] = WeakSet()  # the proposer has not seen some of their tokens
-        # A batch of which nothing is stored, and one of which all is, as was found for an earlier step.
-        self._all_lost: list[Request] = []
-        self._all_kept: list[Request] = []
+        # What `put_off` stores of the last batch: how many tokens of each request, and which rows; None: all.
+        self._last: tuple[list[Request], list[int], torch.Tensor | None] = [], [], None
 
     def may_draft(self, request: Request) -> bool:
         """Whether the proposer may draft for a request now."""
@@ -74,14 +73,19 @@ class Observer:
     def put_off(self, schedule: Schedule, computed: Computed, verdict: Verdict) -> None:
         """Store the hidden states of a forward pass in which no proposer drafted, drafting was turned off for all
         requests, and each had its root only. The short way of `observe`."""
-        if not self._plan.observes or schedule.requests == self._all_lost:
+        if not self._plan.observes:
             return
-        number = len(schedule.requests)
-        if schedule.requests != self._all_kept or self._arrears.num_tokens + number > self._max_tokens:
-            self._put_off(schedule, computed, verdict, range(number), list(schedule.num_known))
-        else:  # without padding, which is last
-            features = {tap: computed.features[tap][:number] for tap in self._plan.taps}
-            self._arrears.keep(schedule.requests, schedule.num_known, features)
+        if schedule.requests != self._last[0]:
+            counts = [int(self.may_ever_draft(request)) for request in schedule.requests]
+            rows = None if all(counts) else torch.tensor(counts).nonzero().flatten()
+            self._last = schedule.requests, counts, None if rows is None else rows.to(computed.batch.token_ids.device)
+        requests, counts, rows = self._last
+        number = sum(counts)
+        if self._arrears.num_tokens + number > self._max_tokens:
+            self._put_off(schedule, computed, verdict, range(len(requests)), list(counts))
+        elif number:
+            taken = slice(number) if rows is None else rows  # without padding, which is last
+            self._arrears.keep(requests, counts, {tap: computed.features[tap][taken] for tap in self._plan.taps})
 
     def catch_up(self, requests: Sequence[Request]) -> None:
         """Show the proposer the stored hidden states of these requests, which are then no longer stored."""
@@ -92,7 +96,7 @@ class Observer:
         """Drop the stored hidden states of a request that has ended or starts over."""
         self._arrears.drop(request)
         self._lost.discard(request)
-        self._all_lost = self._all_kept = []
+        self._last = [], [], None
 
     def _show(self, observation: Observation) -> None:
         with self._proposer.called() as proposer:
@@ -122,16 +126,13 @@ class Observer:
             else:
                 self._arrears.drop(most)
                 self._lost.add(most)
-                self._all_kept = []
+                self._last = [], [], None
         if self._lost or not all(map(self.may_ever_draft, requests)):
             counts = [
                 0 if not self.may_ever_draft(request) else count
                 for request, count in zip(requests, counts, strict=True)
             ]
-        else:
-            self._all_kept = requests
         if not any(counts):
-            self._all_lost = requests
             return
         features = {}
         if self._plan.taps:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from specdec_core.budget.recent import Recent
+from specdec_core.budget.recent import NUM_NEEDED, Recent
 
 NUM_SKIPPED = 2
 """First measurements of each size, which may include compiling."""
@@ -30,7 +30,8 @@ class Clock:
             return
         recent = self._recent.setdefault(size, Recent(MOST_AGE))
         recent.add(seconds, step)
-        if (found := recent.median(step)) is not None:
+        needed = 1 if size in self._medians else NUM_NEEDED  # a retry may be the first measurement for long
+        if (found := recent.median(step, needed)) is not None:
             self._medians[size] = found
 
     def seconds(self, batch_size: int) -> float:

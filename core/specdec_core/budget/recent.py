@@ -28,8 +28,8 @@ class Recent:
         """step: the number of the step in which it was measured."""
         self._newest.append((step, value))
 
-    def median(self, step: int) -> float | None:
-        """The median as of a step; None if there are too few measurements."""
+    def median(self, step: int, needed: int = NUM_NEEDED) -> float | None:
+        """The median as of a step; None if there are fewer measurements than needed."""
         while self._newest and self._newest[0][0] <= step - self._most_age:
             self._newest.popleft()
-        return median(value for _, value in self._newest) if len(self._newest) >= NUM_NEEDED else None
+        return median(value for _, value in self._newest) if len(self._newest) >= needed else None

@@ -17,7 +17,7 @@ NUM_STEPS, NUM_PLAIN = 64, 5
 NUM_BETWEEN = 8
 """From one step in which nothing is drafted to the next one."""
 MOST_TOKENS = 2.5
-"""Nothing is compared where a request gets more output tokens in a step: that is hardly a loss."""
+"""No step goes without drafts where a request gets more output tokens in a step: that is hardly a loss."""
 LOSS = 0.95
 """A smaller share of plain decoding's tokens per second is a loss. Times vary by less."""
 OUTLIER = 4.0
@@ -57,11 +57,11 @@ class LossWatch:
         self._has_warned = False
 
     def skips(self, num_requests: int) -> bool:
-        """Whether nothing is drafted in this step, which has no prefill, for the sake of the comparison."""
+        """Whether nothing is drafted in this step, which has no prefill, for the sake of the comparison. That does not
+        depend on measured times: two runs of a script draft the same."""
         steps = self._steps.get(num_requests.bit_length())
         self._skips = (
-            not self._has_warned
-            and steps is not None
+            steps is not None
             and not steps.is_compared
             and len(steps.tokens) == NUM_STEPS
             and steps.since_plain >= NUM_BETWEEN
@@ -72,7 +72,7 @@ class LossWatch:
     def add(self, report: StepReport) -> None:
         """Count a step. Warns if that shows a loss."""
         number, skipped, self._skips = report.num_decode_requests, self._skips, False
-        if self._has_warned or report.num_prefill_tokens or not number:
+        if report.num_prefill_tokens or not number:
             return
         steps = self._steps.setdefault(number.bit_length(), _Steps())
         steps.since_plain += 1
@@ -85,7 +85,7 @@ class LossWatch:
         if steps.is_compared or len(steps.tokens) < NUM_STEPS or len(steps.plain) < NUM_PLAIN:
             return
         steps.is_compared = True
-        if steps.speed_up < LOSS:
+        if steps.speed_up < LOSS and not self._has_warned:
             self._has_warned = True
             logger.warning(
                 "specdec: drafting is a loss here, at a batch size of %d: %.2f of plain decoding's tokens per second, "

@@ -127,11 +127,8 @@ class Observer:
                 self._arrears.drop(most)
                 self._lost.add(most)
                 self._last = [], [], None
-        if self._lost or not all(map(self.may_ever_draft, requests)):
-            counts = [
-                0 if not self.may_ever_draft(request) else count
-                for request, count in zip(requests, counts, strict=True)
-            ]
+        pairs = zip(requests, counts, strict=True)
+        counts = [count if self.may_ever_draft(request) else 0 for request, count in pairs]
         if not any(counts):
             return
         features = {}

@@ -75,6 +75,7 @@ from specdec_core.contracts.verifier import (
     VerifierSpec as VerifierSpec,
 )
 from specdec_core.drafting import (
+    Chain as Chain,
     DraftBuilder as DraftBuilder,
     DraftPass as DraftPass,
     DynamicTree as DynamicTree,
@@ -87,6 +88,7 @@ from specdec_core.drafting import (
     StaticTree as StaticTree,
     TreeGrower as TreeGrower,
     grow as grow,
+    grower_of as grower_of,
 )
 from specdec_core.drafting.losses import (
     accuracy as accuracy,

@@ -24,7 +24,7 @@ from specdec_core.budget.survival import EDGES, NUM_SCORES
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource
-from specdec_core.drafting import StaticTree, grow
+from specdec_core.drafting import grow, grower_of
 from specdec_core.verifiers.block import BlockVerifier
 from specdec_core.verifiers.rejection import RejectionVerifier
 from specdec_core.verifiers.traversal import TraversalVerifier
@@ -73,7 +73,7 @@ class Step:
         batch = attrs.evolve(batch, requests=[request_of("a"), request_of("b")])
         budget.share(batch.requests, budgets, Expected(2, 2))
         batch = attrs.evolve(batch, levels=budget.levels(budgets, torch.device("cpu")))
-        grower = StaticTree(batch, self.tree, "probabilistic")
+        grower = grower_of(batch, self.tree, "probabilistic")
         entries: list[tuple[int, History]] = [(0, ()), (1, ())]
 
         def logits() -> torch.Tensor:

@@ -15,7 +15,7 @@ from test_trees import CPU, SHAPES, VOCAB, Path, grown, levels, logits_after
 
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import Draft
-from specdec_core.drafting import DynamicTree, Level, StaticTree, TreeGrower
+from specdec_core.drafting import Chain, DynamicTree, Level, StaticTree, TreeGrower, grower_of
 from specdec_core.engine.draft_check import check_draft
 
 Patch = pytest.MonkeyPatch
@@ -49,7 +49,7 @@ class Case:
             if self.kind == "dynamic":
                 tree: TreeGrower = DynamicTree(batch, 3, 3)
             else:
-                tree = StaticTree(batch, TokenTree.parse(self.kind), self.method)
+                tree = grower_of(batch, TokenTree.parse(self.kind), self.method)
         return grown(tree, len(self.budgets), self.model)
 
 
@@ -77,6 +77,48 @@ def test_they_grow_the_same_trees(case: Case) -> None:
     check(case)
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    case=cases,
+    length=st.integers(1, 5),
+    method=st.sampled_from(["greedy", "probabilistic", "auto"]),
+    table=st.sampled_from([None, "shared", "of each request"]),
+    of_fixed_size=st.booleans(),
+)
+def test_a_chain_is_a_static_tree(case: Case, length: int, method: str, table: str | None, of_fixed_size: bool) -> None:
+    size = len(case.budgets)
+    orders = [torch.randperm(VOCAB, generator=torch.Generator().manual_seed(b)) for b in range(size)]
+    ids = None if table is None else orders[0] if table == "shared" else torch.stack(orders)
+    batch = attrs.evolve(
+        batch_of(case.budgets, [0.7 * (b % 3) for b in range(size)]), may_sample=tuple(b % 3 == 1 for b in range(size))
+    )
+    stops = [StopsAt([depth for _, depth in case.budgets_and_depths]) for _ in range(2)]
+    drafts = []
+    for stop, is_tree in zip(stops, (False, True), strict=True):
+        stopped = batch if of_fixed_size else attrs.evolve(batch, levels=stop)
+        with levels(of_fixed_size=of_fixed_size):
+            if is_tree:
+                grower: TreeGrower = StaticTree(stopped, TokenTree.chain(length), method, ids)
+            else:
+                grower = Chain(stopped, length, method, ids)
+        drafts.append(grown(grower, size, case.model))
+    chain, tree = drafts
+    check_draft(chain, case.budgets, VOCAB, CPU)
+    assert chain.is_chain
+    assert [chain.tree(b) for b in range(size)] == [tree.tree(b) for b in range(size)]
+    if chain.num_nodes:
+        assert chain.max_depth == max(chain.num_nodes_per_request)
+        torch.testing.assert_close(chain.scores, tree.scores)
+        assert (chain.q_rows is None) == (tree.q_rows is None)
+    if chain.q_rows is not None:
+        assert ((chain.q_rows < 0) == (tree.q_rows < 0)).all()
+        for name in ("q", "q_ids"):
+            rows, expected = ((getattr(draft, name), draft.q_rows[draft.q_rows >= 0]) for draft in drafts)
+            assert (rows[0] is None) == (expected[0] is None)
+            if rows[0] is not None:
+                torch.testing.assert_close(rows[0][rows[1]], expected[0][expected[1]])
+
+
 @pytest.mark.parametrize("kind", ["dynamic", *SHAPES])
 def test_a_level_has_as_many_entries_as_it_could_need(kind: str) -> None:
     widths: dict[bool, list[tuple[int, int]]] = {}
@@ -84,7 +126,7 @@ def test_a_level_has_as_many_entries_as_it_could_need(kind: str) -> None:
         seen = widths[of_fixed_size] = []
         with levels(of_fixed_size=of_fixed_size):
             batch = batch_of([9, 1, 2], [0.0] * 3)
-            tree: Any = DynamicTree(batch, 3, 3) if kind == "dynamic" else StaticTree(batch, TokenTree.parse(kind))
+            tree: Any = DynamicTree(batch, 3, 3) if kind == "dynamic" else grower_of(batch, TokenTree.parse(kind))
         grow_one = tree.grow
 
         def noted(logits: torch.Tensor, grow_one: Any = grow_one, seen: Any = seen) -> Level | None:
@@ -111,6 +153,17 @@ def dead_entries_grow(patch: Patch) -> None:
     patch.setattr(StaticTree, "_with_dead", growing)
 
 
+def dead_tokens_of_a_chain_grow(patch: Patch) -> None:
+    grow = Chain.grow
+
+    def growing(self: Any, logits: torch.Tensor) -> Level | None:
+        level = grow(self, logits)
+        self._is_alive = torch.ones_like(self._is_alive)
+        return level
+
+    patch.setattr(Chain, "grow", growing)
+
+
 def dead_candidates_grow(patch: Patch) -> None:
     frontier = DynamicTree._level
 
@@ -124,7 +177,7 @@ def dead_candidates_grow(patch: Patch) -> None:
 
 
 def rows_are_those_of_another_request(patch: Patch) -> None:
-    for grower in (StaticTree, DynamicTree):
+    for grower in (Chain, StaticTree, DynamicTree):
         patch.setattr(grower, "_level", _rolled(grower._level))
 
 
@@ -155,10 +208,10 @@ def dead_entries_see_ancestors(patch: Patch) -> None:
 
 
 def is_noticed() -> bool:
-    for kind in ("dynamic", SHAPES[-1]):
+    for kind in ("dynamic", *SHAPES[1:]):
         try:
             check(Case(kind, "greedy", [(9, 4), (2, 4), (9, 2), (9, 4)], frozenset(range(9))))
-        except (AssertionError, ValueError, IndexError):
+        except (AssertionError, ValueError, LookupError):
             return True
     return False
 
@@ -167,6 +220,7 @@ def is_noticed() -> bool:
     "fault",
     [
         dead_entries_grow,
+        dead_tokens_of_a_chain_grow,
         dead_candidates_grow,
         rows_are_those_of_another_request,
         dead_entries_come_of_the_first_request,

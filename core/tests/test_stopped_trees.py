@@ -6,11 +6,11 @@ import attrs
 from hypothesis import given, settings, strategies as st
 from level_stops import StopsAt
 from test_drafting import batch_of
-from test_trees import CPU, SHAPES, VOCAB, dynamic_reference, grown, tokens_of
+from test_trees import CPU, SHAPES, VOCAB, dynamic_reference, dynamic_tree, grown, tokens_of
 
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import Draft
-from specdec_core.drafting import DynamicTree, StaticTree
+from specdec_core.drafting import grower_of
 from specdec_core.engine.draft_check import check_draft
 
 
@@ -24,7 +24,7 @@ def test_of_a_static_tree(shape: str, budgets_and_depths: list[tuple[int, int]])
     whole_batch = batch_of(budgets, [0.0] * len(budgets))
 
     def draft_of(levels: StopsAt | None) -> Draft:
-        return grown(StaticTree(attrs.evolve(whole_batch, levels=levels), TokenTree.parse(shape)), len(budgets))
+        return grown(grower_of(attrs.evolve(whole_batch, levels=levels), TokenTree.parse(shape)), len(budgets))
 
     whole, stopped = draft_of(None), draft_of(StopsAt(depths))
     check_draft(stopped, budgets, VOCAB, CPU)
@@ -39,8 +39,7 @@ def test_of_a_static_tree(shape: str, budgets_and_depths: list[tuple[int, int]])
 @settings(max_examples=40, deadline=None)
 def test_of_a_dynamic_tree(top_k: int, budgets_and_depths: list[tuple[int, int]]) -> None:
     budgets, depths = map(list, zip(*budgets_and_depths, strict=True))
-    batch = attrs.evolve(batch_of(budgets, [0.0] * len(budgets)), levels=StopsAt(depths))
-    draft = grown(DynamicTree(batch, top_k, 3), len(budgets))
+    draft = grown(dynamic_tree(budgets, top_k, 3, levels=StopsAt(depths)), len(budgets))
     check_draft(draft, budgets, VOCAB, CPU)
     for b, (budget, depth) in enumerate(zip(budgets, depths, strict=True)):
         deepest = min(depth, max(budgets), 4)

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import attrs
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -15,7 +16,8 @@ from test_drafting import batch_of
 from specdec_core.config.draft_options import DraftTreeConfig
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import Draft
-from specdec_core.drafting import DynamicTree, Level, StaticTree, TreeGrower, dynamic, grow, static
+from specdec_core.contracts.proposer import LevelBudget
+from specdec_core.drafting import Chain, DynamicTree, Level, TreeGrower, chain, dynamic, grow, grower_of, static
 from specdec_core.engine.draft_check import check_draft
 from specdec_core.errors import ConfigError
 
@@ -40,7 +42,7 @@ def levels(*, of_fixed_size: bool) -> Iterator[None]:
     """A context manager that sets whether a draft tree's levels have a fixed size, padded with dead entries, as on a
     GPU."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (static, dynamic):
+        for module in (chain, static, dynamic):
             patch.setattr(module, "may_shrink", lambda device: not of_fixed_size)
         yield
 
@@ -123,7 +125,7 @@ def test_a_dynamic_tree_maps_each_requests_tokens_by_its_own_table(of_fixed_size
 def test_a_static_tree_has_the_likeliest_tokens_in_its_shape(shape, budgets, of_fixed_size):
     tree = TokenTree.parse(shape)
     with levels(of_fixed_size=of_fixed_size):
-        draft = grown(StaticTree(batch_of(budgets, [0.0] * len(budgets)), tree), len(budgets))
+        draft = grown(grower_of(batch_of(budgets, [0.0] * len(budgets)), tree), len(budgets))
     check_draft(draft, budgets, VOCAB, CPU)
     for b, budget in enumerate(budgets):
         tokens: dict[Path, Path] = {(): ()}
@@ -133,6 +135,16 @@ def test_a_static_tree_has_the_likeliest_tokens_in_its_shape(shape, budgets, of_
             tokens[path] = (*above, ranked[path[-1]])
         assert tokens_of(draft, b) == [tokens[path] for path in tree.paths[:budget]]
     assert draft.is_chain == (tree.is_chain or max(budgets) == 1)
+
+
+def dynamic_tree(
+    budgets: list[int], top_k: int, depth: int, min_prob: float = 0.0, levels: LevelBudget | None = None
+) -> TreeGrower:
+    """Return what grows the dynamic trees of greedy requests: chains if top_k is 1."""
+    batch = attrs.evolve(batch_of(budgets, [0.0] * len(budgets)), levels=levels)
+    if top_k == 1:
+        return Chain(batch, depth + 1, min_prob=min_prob)
+    return DynamicTree(batch, top_k, depth, min_prob=min_prob)
 
 
 def dynamic_reference(request: int, top_k: int, depth: int, budget: int) -> tuple[list[Path], list[float]]:
@@ -163,7 +175,7 @@ def dynamic_reference(request: int, top_k: int, depth: int, budget: int) -> tupl
 )
 def test_the_dynamic_tree_is_that_of_the_paper(top_k, depth, budgets, of_fixed_size):
     with levels(of_fixed_size=of_fixed_size):
-        draft = grown(DynamicTree(batch_of(budgets, [0.0] * len(budgets)), top_k, depth), len(budgets))
+        draft = grown(dynamic_tree(budgets, top_k, depth), len(budgets))
     check_draft(draft, budgets, VOCAB, CPU)
     for b, budget in enumerate(budgets):
         paths, scores = dynamic_reference(b, top_k, depth, budget)
@@ -185,8 +197,7 @@ def test_the_dynamic_tree_is_that_of_the_paper(top_k, depth, budgets, of_fixed_s
 )
 def test_a_request_has_no_level_below_one_that_is_all_unlikely(top_k, min_prob, budgets, of_fixed_size):
     with levels(of_fixed_size=of_fixed_size):
-        tree = DynamicTree(batch_of(budgets, [0.0] * len(budgets)), top_k, 3, min_prob=min_prob)
-        draft = grown(tree, len(budgets))
+        draft = grown(dynamic_tree(budgets, top_k, 3, min_prob), len(budgets))
     check_draft(draft, budgets, VOCAB, CPU)
     for b, budget in enumerate(budgets):
         candidates = list(zip(*dynamic_reference(b, top_k, 3, 10**6), strict=True))
@@ -206,8 +217,9 @@ def test_logits_that_are_not_finite_cost_one_request_its_draft(bad, of_fixed_siz
     logits = torch.stack([logits_after(0, ()), torch.full((VOCAB,), bad)])
     growers = (
         lambda: DynamicTree(batch_of([5, 5], [0.0, 0.0]), 2, 2),
-        lambda: StaticTree(batch_of([5, 5], [0.0, 0.0]), TokenTree.chain(5)),
-        lambda: StaticTree(batch_of([5, 5], [0.0, 0.0]), TokenTree.parse(SHAPES[-1]), "probabilistic"),
+        lambda: grower_of(batch_of([5, 5], [0.0, 0.0]), TokenTree.chain(5)),
+        lambda: grower_of(batch_of([5, 5], [0.0, 0.8]), TokenTree.chain(5), "probabilistic"),
+        lambda: grower_of(batch_of([5, 5], [0.0, 0.8]), TokenTree.parse(SHAPES[-1]), "probabilistic"),
     )
     for make in growers:
         with levels(of_fixed_size=of_fixed_size):

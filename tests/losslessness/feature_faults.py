@@ -9,7 +9,7 @@ import attrs
 import pytest
 import torch
 
-from specdec_core import FeatureProposer, Level, Observation, RequestTensors, StaticTree
+from specdec_core import Chain, FeatureProposer, Level, Observation, RequestTensors, StaticTree
 
 Patch = pytest.MonkeyPatch
 
@@ -67,13 +67,13 @@ def the_root_has_another_requests_output(patch: Patch) -> None:
 
 
 def nodes_follow_those_of_another_request(patch: Patch) -> None:
-    grow = StaticTree.grow
+    for kind in (Chain, StaticTree):
 
-    def rolled(self: Any, logits: torch.Tensor) -> Level | None:
-        level = grow(self, logits)
-        return level and attrs.evolve(level, rows=level.rows.roll(level.width))
+        def rolled(self: Any, logits: torch.Tensor, grow: Any = kind.grow) -> Level | None:
+            level = grow(self, logits)
+            return level and attrs.evolve(level, rows=level.rows.roll(level.width))
 
-    patch.setattr(StaticTree, "grow", rolled)
+        patch.setattr(kind, "grow", rolled)
 
 
 FEATURE_FAULTS = [

@@ -46,8 +46,8 @@ class RequestView(Protocol):
 
 
 class LevelBudget(Protocol):
-    """Decides, while drafts grow, which requests get another level of draft tokens. `StaticTree` and `DynamicTree` ask
-    it. A level is decided on before it is drawn: to drop a token by its value would bias sampled drafts."""
+    """Decides, while drafts grow, which requests get another level of draft tokens. Every `TreeGrower` asks it. A
+    level is decided on before it is drawn: to drop a token by its value would bias sampled drafts."""
 
     def goes_on(
         self, requests: np.ndarray, rows: np.ndarray, probs: np.ndarray, is_first: np.ndarray, num_nodes: np.ndarray

@@ -2,9 +2,10 @@
 logits."""
 
 from specdec_core.drafting.builder import DraftBuilder as DraftBuilder, Grown as Grown
+from specdec_core.drafting.chain import Chain as Chain
 from specdec_core.drafting.dynamic import DynamicTree as DynamicTree
 from specdec_core.drafting.features import FeatureProposer as FeatureProposer
 from specdec_core.drafting.last_hidden import LastHiddenProposer as LastHiddenProposer
 from specdec_core.drafting.level import DraftPass as DraftPass, Level as Level, TreeGrower as TreeGrower, grow as grow
 from specdec_core.drafting.rows import RequestRows as RequestRows, RequestTensors as RequestTensors
-from specdec_core.drafting.static import StaticTree as StaticTree
+from specdec_core.drafting.static import StaticTree as StaticTree, grower_of as grower_of

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from specdec_core.config.draft_options import AUTO, GREEDY, PROBABILISTIC
-from specdec_core.config.sampling import SMALLEST_TEMPERATURE
+from specdec_core.config.draft_options import GREEDY
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch
 from specdec_core.contracts.verifier import Stream
+from specdec_core.drafting.distributions import Distributions
 
 
 class Grown(NamedTuple):
@@ -41,21 +41,14 @@ class DraftBuilder:
     """
 
     def __init__(self, batch: ProposerBatch, method: str = GREEDY, q_to_target: torch.Tensor | None = None) -> None:
-        self._batch, self._q_to_target = batch, q_to_target
-        device = batch.root_token_ids.device
-        may_draw = method == PROBABILISTIC or (method == AUTO and any(batch.may_sample))
-        self.is_sampled = (batch.temperature >= SMALLEST_TEMPERATURE) & may_draw
-        if may_draw and method == AUTO:
-            self.is_sampled &= torch.tensor(batch.may_sample, device=device)
-        self._draws = may_draw and bool(self.is_sampled.any())
-        self._all_draw = self._draws and bool(self.is_sampled.all())
-        self.room = torch.tensor(batch.max_draft_tokens, device=device)
+        self._batch = batch
+        self._distributions = Distributions(batch, method, q_to_target)
+        self.is_sampled = self._distributions.is_sampled
+        self.room = torch.tensor(batch.max_draft_tokens, device=batch.root_token_ids.device)
         self._num_nodes = torch.zeros_like(self.room)
         self._num_keys = torch.zeros_like(self.room)  # of noise: one per draw, whether it became a node or not
         # Of each level: requests, parents (numbers within the request; -1: the root), token_ids, q_rows, scores.
         self._levels: list[tuple[torch.Tensor, ...]] = []
-        self._q: list[torch.Tensor] = []
-        self._q_requests: list[torch.Tensor] = []  # of each row of q
 
     def grow(
         self, logits: torch.Tensor, requests: torch.Tensor, parents: torch.Tensor, num_children: int | torch.Tensor = 1
@@ -71,31 +64,27 @@ class DraftBuilder:
         earlier = wanted.cumsum(0) - wanted
         before = earlier - earlier[torch.searchsorted(requests, requests)]  # of the request's earlier rows in this call
         allowed = torch.minimum(self.room[requests] - before, wanted.clamp(max=logits.shape[-1])).clamp(min=0)
-        if self._draws:  # scores of chosen nodes are probabilities at temperature 1
-            temperature = self._batch.temperature.masked_fill(~self.is_sampled, 1)
-            probs = (logits.float() / temperature[requests].unsqueeze(1)).softmax(dim=-1)
-        else:
-            probs = logits.softmax(dim=-1, dtype=torch.float32)
+        probs = self._distributions.probs(logits, requests)
         is_sound = probs[:, 0].isfinite()  # else the whole row is NaN
         allowed = allowed * is_sound
         most = int(allowed.max()) if len(allowed) else 0
         if not most:
             nothing = allowed.new_empty(0)
             return Grown(nothing, nothing, nothing, logits.new_empty(0))
-        if self._draws:
+        draws = self._distributions.any
+        if draws:
             probs = probs.masked_fill(~is_sound.unsqueeze(1), 0)
         columns = probs.argmax(dim=-1, keepdim=True) if most == 1 else probs.topk(most, dim=-1).indices
         exists = torch.arange(most, device=logits.device) < allowed.unsqueeze(1)
         q_rows = torch.full_like(requests, -1)
-        if self._draws:
-            drawn = slice(None) if self._all_draw else self.is_sampled[requests]  # rows; a slice copies nothing
+        if draws:
+            # Rows; a slice copies nothing.
+            drawn = slice(None) if self._distributions.all else self.is_sampled[requests]
             q = probs[drawn]
-            q_rows[drawn] = torch.arange(len(q), device=q.device) + sum(map(len, self._q))
+            q_rows[drawn] = self._distributions.add(q, requests[drawn])
             keys = (self._num_keys[requests] + before)[drawn]
             columns[drawn], is_drawn = self._draw(q, requests[drawn], keys, most)
             exists[drawn] &= is_drawn
-            self._q.append(q)
-            self._q_requests.append(requests[drawn])
             self._num_keys.index_add_(0, requests, wanted)
 
         row, child = exists.nonzero(as_tuple=True)
@@ -103,7 +92,7 @@ class DraftBuilder:
         nodes = self._num_nodes[request] + _rank(request)
         added = torch.bincount(request, minlength=len(self.room))
         self.room, self._num_nodes = self.room - added, self._num_nodes + added
-        token_ids = self._to_target(request, column)
+        token_ids = self._distributions.to_target(request, column)
         scores = probs[row, column]
         self._levels.append((request, parents[row], token_ids, q_rows[row], scores))
         return Grown(row, nodes, token_ids, scores)
@@ -115,31 +104,17 @@ class DraftBuilder:
             return Draft.from_chains([[]] * len(counts), self.room.device)
         requests, parents, token_ids, q_rows, scores = (torch.cat(each) for each in zip(*self._levels, strict=True))
         order = requests.argsort(stable=True)
-        parents = parents[order]
-        q_to_target = self._q_to_target if self._q else None
-        q_ids = None
-        if q_to_target is not None and q_to_target.dim() == 2:
-            q_ids, q_to_target = q_to_target[torch.cat(self._q_requests)], None
+        parents, fields = parents[order], self._distributions.fields()
         return Draft(
             token_ids=token_ids[order],
             parents=parents.to(torch.int32),
             offsets=tuple(accumulate(counts, initial=0)),
             max_depth=min(sum(len(level[0]) > 0 for level in self._levels), max(counts)),
-            q=torch.cat(self._q) if self._q else None,
-            q_rows=q_rows[order].to(torch.int32) if self._q else None,
-            q_to_target=q_to_target,
-            q_ids=q_ids,
-            with_replacement=False,
+            q_rows=None if fields["q"] is None else q_rows[order].to(torch.int32),
             scores=scores[order],
             is_chain=bool((parents == _rank(requests[order]) - 1).all()),
+            **fields,
         )
-
-    def _to_target(self, requests: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the target's ids of draft token ids [n]. requests: int64 [n]."""
-        table = self._q_to_target
-        if table is None:
-            return token_ids
-        return table[token_ids] if table.dim() == 1 else table[requests, token_ids]
 
     def _draw(
         self, left: torch.Tensor, requests: torch.Tensor, keys: torch.Tensor, num_children: int

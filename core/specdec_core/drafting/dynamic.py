@@ -110,7 +110,7 @@ class DynamicTree:
             token_ids=torch.from_numpy(self._of_growing(token_ids).ravel()).to(self._device),
             ancestors=torch.from_numpy(self._of_growing(ancestors).reshape(-1, ancestors.shape[2])).to(self._device),
             starts=(self._num_forwarded,) * self._size,
-            is_chain=self._top_k == 1,
+            is_chain=False,
             is_alive=is_alive,
         )
         self._num_forwarded += count
@@ -123,10 +123,7 @@ class DynamicTree:
         width * num_children].
         """
         log_probs = logits.log_softmax(dim=-1, dtype=torch.float32)
-        if self._top_k == 1:
-            values, token_ids = log_probs.max(dim=-1, keepdim=True)  # faster than topk
-        else:
-            values, token_ids = log_probs.topk(min(self._top_k, logits.shape[-1]), dim=-1)
+        values, token_ids = log_probs.topk(min(self._top_k, logits.shape[-1]), dim=-1)
         scores = on_host(values).reshape(len(self._growing), self._frontier.shape[1], -1)
         scores = np.fmax(scores, IMPOSSIBLE)  # a row that is not finite is all NaN, which fmax leaves out
         if not self._goes.all():
@@ -197,7 +194,6 @@ class DynamicTree:
             mask.sum(axis=1).tolist(),
             bisect_right([0, *accumulate(level[0].shape[1] for level in self._grown)], deepest),
             scores=np.exp(log_probs[places]),
-            is_chain=self._top_k == 1,
             device=self._device,
         )
 

@@ -9,7 +9,7 @@ from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.proposer import BuildContext, Observation, Proposer, ProposerBatch, RequestView
 from specdec_core.drafting.level import TreeGrower
 from specdec_core.drafting.rows import RequestTensors
-from specdec_core.drafting.static import StaticTree
+from specdec_core.drafting.static import grower_of
 
 
 class LastHiddenProposer(Proposer):
@@ -48,7 +48,7 @@ class LastHiddenProposer(Proposer):
         is given."""
         is_drawn = self._method == AUTO and any(batch.may_sample)
         shape = self._sampled_shape if is_drawn else self._shape
-        return StaticTree(batch, shape, self._method, self._q_to_target)
+        return grower_of(batch, shape, self._method, self._q_to_target)
 
     def hidden(self, batch: ProposerBatch) -> torch.Tensor:
         """Return the hidden states of the requests, [batch, hidden_size]."""

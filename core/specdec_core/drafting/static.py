@@ -1,4 +1,4 @@
-"""Grows draft trees with a fixed shape, including chains."""
+"""Grows draft trees with a fixed shape."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import LevelBudget, ProposerBatch
 from specdec_core.drafting.builder import DraftBuilder, Grown
-from specdec_core.drafting.level import Level, may_shrink, on_host
+from specdec_core.drafting.chain import Chain
+from specdec_core.drafting.level import Level, TreeGrower, may_shrink, on_host
+
+
+def grower_of(
+    batch: ProposerBatch, shape: TokenTree, method: str = GREEDY, q_to_target: torch.Tensor | None = None
+) -> TreeGrower:
+    """Begin drafts of a fixed shape: with `Chain` if it is a chain, else with `StaticTree`, whose arguments these
+    are."""
+    if shape.is_chain:
+        return Chain(batch, shape.depth, method, q_to_target)
+    return StaticTree(batch, shape, method, q_to_target)
 
 
 class _Entries(NamedTuple):
@@ -65,10 +76,7 @@ class StaticTree:
         rows = grown.parents
         if not len(rows):
             return None
-        if self._shape.is_chain:
-            rank = torch.zeros_like(rows)
-        else:
-            rank = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)  # among its siblings
+        rank = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)  # among its siblings
         nodes = _Entries(
             rows=rows,
             token_ids=grown.token_ids,
@@ -95,19 +103,14 @@ class StaticTree:
         """Return these nodes as a `Level`, the input of the next forward pass, padded if requests have different
         numbers of nodes."""
         starts, depth = self._totals, nodes.ancestors.shape[1]
-        if self._shape.is_chain and len(nodes.rows) == len(self._active):  # one node per request, as in most steps
-            active, width, of = self._active, 1, self._active
-            self._totals = starts.copy()
-            self._totals[active] += 1
+        of = on_host(nodes.requests)
+        counts = np.bincount(of, minlength=len(starts))
+        self._totals = starts + counts
+        if self._may_shrink:
+            active, width = np.flatnonzero(counts), int(counts.max())
         else:
-            of = on_host(nodes.requests)
-            counts = np.bincount(of, minlength=len(starts))
-            self._totals = starts + counts
-            if self._may_shrink:
-                active, width = np.flatnonzero(counts), int(counts.max())
-            else:
-                active = np.arange(len(starts))
-                width = self._shape.widths[depth - 1]
+            active = np.arange(len(starts))
+            width = self._shape.widths[depth - 1]
         is_alive = self._is_node = None
         if len(of) < len(active) * width:
             places = np.searchsorted(active, of) * width + np.arange(len(of)) - np.searchsorted(of, of)
@@ -123,7 +126,7 @@ class StaticTree:
             token_ids=nodes.token_ids,
             ancestors=nodes.ancestors,
             starts=tuple(starts.tolist()),
-            is_chain=self._shape.is_chain,
+            is_chain=False,
             is_alive=is_alive,
         )
 

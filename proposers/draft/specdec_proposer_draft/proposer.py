@@ -18,8 +18,8 @@ from specdec_core import (
     Proposer,
     ProposerBatch,
     RequestView,
-    StaticTree,
     grow,
+    grower_of,
 )
 from specdec_proposer_draft.config import DraftConfig
 from specdec_proposer_draft.vocabulary import SharedVocabulary
@@ -85,7 +85,7 @@ class DraftModelProposer(Proposer):
             self._stored[request.id].settle(max(0, num_valid - 1))
 
     def propose(self, batch: ProposerBatch) -> Draft:
-        grower = StaticTree(batch, self._shape, self._method, self._target_ids)
+        grower = grower_of(batch, self._shape, self._method, self._target_ids)
         logits = self._catch_up(batch.requests)
         return grow(grower, logits, lambda level: self._forward_nodes(level, batch))
 

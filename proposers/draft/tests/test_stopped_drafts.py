@@ -13,7 +13,7 @@ import torch
 from attrs import evolve
 from noisy_copy import noisy_copy
 
-from specdec_core import LLM, Draft, DraftBuilder, Grown, ProposerBatch, SamplingParams
+from specdec_core import LLM, Chain, Draft, ProposerBatch, SamplingParams
 from specdec_core.engine.drafter import Drafter
 from specdec_proposer_draft.proposer import DraftModelProposer
 from specdec_testing import tiny_target
@@ -33,6 +33,7 @@ class AnyStop:
         self.depths: list[int] = []  # of all drafts of a step
 
     def goes_on(self, *nodes: np.ndarray) -> np.ndarray:
+        self.num_grown += 1
         return (self._depths > self.num_grown).numpy()
 
 
@@ -48,8 +49,7 @@ def accepted_and_right(
     """
     stops: list[AnyStop] = []
     generator = torch.Generator().manual_seed(0)
-    grow = DraftBuilder.grow
-
+    next_tokens = Chain._next_tokens
     propose = DraftModelProposer.propose
 
     def propose_part(self: DraftModelProposer, batch: ProposerBatch) -> Draft:
@@ -58,14 +58,12 @@ def accepted_and_right(
         stops[-1].depths = [deepest(draft, b) for b in range(draft.batch_size)]
         return draft
 
-    def grow_wrong_tokens(self: DraftBuilder, logits: Any, requests: torch.Tensor, *more: Any) -> Grown:
-        """Grow a level of the draft, then replace tokens by wrong ones. The draft model has not forwarded them yet, so
-        its KV cache will hold the wrong tokens."""
-        grown, stop = grow(self, logits, requests, *more), stops[-1]
-        is_wrong = stop.num_right[requests[grown.parents]] <= stop.num_grown
-        grown.token_ids[is_wrong] = (grown.token_ids[is_wrong] + 1) % VOCAB_SIZE
-        stop.num_grown += 1
-        return grown
+    def wrong_tokens(self: Chain, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Replace tokens of a level by wrong ones. The draft model has not forwarded them yet, so its KV cache will
+        hold the wrong tokens."""
+        token_ids, *others = next_tokens(self, logits)
+        is_wrong = stops[-1].num_right[self._index] <= stops[-1].num_grown
+        return (torch.where(is_wrong, (token_ids + 1) % VOCAB_SIZE, token_ids), *others)
 
     limit = Drafter._limit
 
@@ -74,7 +72,7 @@ def accepted_and_right(
 
     patch.setattr(Drafter, "_limit", limit_or_skip)
     patch.setattr(DraftModelProposer, "propose", propose_part)
-    patch.setattr(DraftBuilder, "grow", grow_wrong_tokens)
+    patch.setattr(Chain, "_next_tokens", wrong_tokens)
     target = tiny_target(folder / "target")
     config = {
         "method": "draft_model",

@@ -7,15 +7,16 @@ import torch
 
 from specdec_core import (
     BuildContext,
+    Chain,
     CompatibilityError,
     Draft,
     DynamicTree,
     FeatureProposer,
     ProposerBatch,
     RequestView,
-    StaticTree,
     TokenTree,
     TreeGrower,
+    grower_of,
 )
 from specdec_proposer_eagle.config import EagleConfig
 from specdec_proposer_eagle.context_vocabulary import ContextVocabulary
@@ -61,8 +62,10 @@ class EagleProposer(FeatureProposer):
         config = self._config
         to_target = self._own_ids if self._vocabulary is None else self._vocabulary.to_target
         if config.is_dynamic and not (config.may_draw and any(batch.may_sample)):
+            if config.top_k == 1:
+                return Chain(batch, self._depth + 1, q_to_target=to_target, min_prob=config.min_prob)
             return DynamicTree(batch, config.top_k, self._depth, to_target, config.min_prob)
-        return StaticTree(batch, self._shape, config.draft_sample_method, to_target)
+        return grower_of(batch, self._shape, config.draft_sample_method, to_target)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         return self._head.fuse(features)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from specdec_core import BuildContext, FeatureProposer, ProposerBatch, StaticTree, TreeGrower
+from specdec_core import BuildContext, FeatureProposer, ProposerBatch, TreeGrower, grower_of
 from specdec_proposer_mtp.config import MTPConfig
 from specdec_proposer_mtp.loading import Found, load
 
@@ -24,7 +24,7 @@ class MTPProposer(FeatureProposer):
         self._shape = config.shape(context.num_speculative_tokens)
 
     def grower(self, batch: ProposerBatch) -> TreeGrower:
-        return StaticTree(batch, self._shape, self._method)
+        return grower_of(batch, self._shape, self._method)
 
     def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         own = self._modules[0].embed

@@ -1,0 +1,76 @@
+"""The draft distributions of a batch, from which sampled draft tokens are drawn."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+import torch
+
+from specdec_core.config.draft_options import AUTO, PROBABILISTIC
+from specdec_core.config.sampling import SMALLEST_TEMPERATURE
+from specdec_core.contracts.proposer import ProposerBatch
+
+
+class DraftFields(TypedDict):
+    """The fields of `Draft` about its distributions."""
+
+    q: torch.Tensor | None
+    q_to_target: torch.Tensor | None
+    q_ids: torch.Tensor | None
+    with_replacement: bool
+
+
+class Distributions:
+    """Knows the requests whose tokens are drawn, and keeps the rows of `q` that they are drawn from.
+
+    method, q_to_target: see `DraftBuilder`.
+
+    Attributes: is_sampled bool [batch], the requests whose tokens are drawn; any and all, whether there are such, and
+    no others.
+    """
+
+    def __init__(self, batch: ProposerBatch, method: str, q_to_target: torch.Tensor | None) -> None:
+        self._temperature, self._q_to_target = batch.temperature, q_to_target
+        may_draw = method == PROBABILISTIC or (method == AUTO and any(batch.may_sample))
+        self.is_sampled = (batch.temperature >= SMALLEST_TEMPERATURE) & may_draw
+        if may_draw and method == AUTO:
+            self.is_sampled &= torch.tensor(batch.may_sample, device=self.is_sampled.device)
+        self.any = may_draw and bool(self.is_sampled.any())
+        self.all = self.any and bool(self.is_sampled.all())
+        self._q: list[torch.Tensor] = []
+        self._requests: list[torch.Tensor] = []  # of each row of q
+
+    def probs(self, logits: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
+        """Return the probabilities of the next tokens, float32 [n, draft_vocab]: at its temperature for a request whose
+        tokens are drawn, else at 1. A row of logits that is not finite gives NaN.
+
+        logits: float [n, draft_vocab]. requests: int64 [n].
+        """
+        if not self.any:
+            return logits.softmax(dim=-1, dtype=torch.float32)
+        temperature = self._temperature.masked_fill(~self.is_sampled, 1)
+        return (logits.float() / temperature[requests].unsqueeze(1)).softmax(dim=-1)
+
+    def add(self, q: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
+        """Keep rows of `q`, float32 [n, draft_vocab], those of `requests`, int64 [n]. Returns their numbers, int64
+        [n]."""
+        first = sum(map(len, self._q))
+        self._q.append(q)
+        self._requests.append(requests)
+        return torch.arange(first, first + len(q), device=q.device)
+
+    def to_target(self, requests: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """Return the target's ids of draft token ids [n]. requests: int64 [n]."""
+        table = self._q_to_target
+        if table is None:
+            return token_ids
+        return table[token_ids] if table.dim() == 1 else table[requests, token_ids]
+
+    def fields(self) -> DraftFields:
+        """Return what a `Draft` says of its distributions."""
+        if not self._q:
+            return DraftFields(q=None, q_to_target=None, q_ids=None, with_replacement=False)
+        q, table = torch.cat(self._q), self._q_to_target
+        if table is None or table.dim() == 1:
+            return DraftFields(q=q, q_to_target=table, q_ids=None, with_replacement=False)
+        return DraftFields(q=q, q_to_target=None, q_ids=table[torch.cat(self._requests)], with_replacement=False)

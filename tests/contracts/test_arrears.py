@@ -152,30 +152,23 @@ def test_no_late_observation_is_larger_than_the_bound(ledger_llm: Any, generate:
     assert max(sum(each.host_num_valid) for each in proposer_of(llm).observations) <= 16
 
 
-def test_at_the_bound_a_chunk_is_observed_if_it_pays(ledger_llm: Any, generate: Any) -> None:
-    always, off = ledger_llm(), ledger_llm()
-    observer_of(off).is_off = lambda request: True
-    observer_of(off)._max_tokens = 20
-    assert generate(off, PROMPTS, GREEDY) == generate(always, PROMPTS, GREEDY)
-    assert_alike(pages(off), pages(always))
-    assert proposer_of(off).asked == []
-
-
-def test_at_the_bound_it_is_dropped_if_it_does_not_pay(ledger_llm: Any, generate: Any) -> None:
-    """If too many hidden states are stored, the engine drops those that are not worth observing.
-
-    The proposer is then not asked to draft for their requests again.
-    """
+def test_the_proposer_is_not_asked_about_requests_that_exceeded_the_bound(ledger_llm: Any, generate: Any) -> None:
     llm = ledger_llm()
-    observer, lost = observer_of(llm), []
+    observer, lost = observer_of(llm), set()
     observer._max_tokens = 20
     observer.is_off = lambda request: request.num_tokens < 20
-    observer.pays = lambda request: lost.append(request.id)  # which is false
+    may_draft = observer.may_draft
+
+    def noted(request: Any) -> bool:
+        lost.update({request.id} if observer.is_lost(request) else ())
+        return may_draft(request)
+
+    observer.may_draft = noted
     generate(llm, PROMPTS, GREEDY)
-    assert len(set(lost)) > 1
+    assert len(lost) > 1
     asked = {request_id for each in proposer_of(llm).asked for request_id in each}
     assert asked.isdisjoint(lost)
-    assert asked | set(lost) == {f"request-{i}" for i in range(5)}
+    assert asked | lost == {f"request-{i}" for i in range(5)}
 
 
 def test_rows_of_requests_that_are_gone_are_freed() -> None:
@@ -203,7 +196,7 @@ def _request(number: int) -> Any:
 def test_a_request_that_was_dropped_drafts_again_after_a_preemption(ledger_llm: Any) -> None:
     llm = ledger_llm()
     observer = observer_of(llm)
-    observer._max_tokens, observer.pays, is_off = 4, lambda request: False, True
+    observer._max_tokens, is_off = 4, True
     observer.is_off = lambda request: is_off
     request_id = llm.engine.add_request(PROMPTS[0], SamplingParams(temperature=0, max_tokens=30))
     request = llm.engine._requests[request_id]

@@ -26,7 +26,7 @@ from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.engine import build
 from specdec_core.engine.build import Design, Speculating
 from specdec_core.engine.draft_kind import explain_draft_kind, explain_target_kind, refuse_other_kind
-from specdec_core.engine.plugin_errors import blaming
+from specdec_core.engine.plugin_errors import building
 from specdec_core.errors import ConfigError, NoDraftError, PluginError, nearest
 from specdec_core.models.checkpoint import Checkpoint
 from specdec_core.models.embedded import resolve_model
@@ -121,10 +121,10 @@ def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.dev
     default = None if number is None else lambda options: number(options, device)
     draft = (method, mapping.get("model"), mapping.get("revision"), plugins)
     refuse_other_kind(*draft)
-    with explain_draft_kind(*draft), blaming(f"proposer {method.name!r}", "say how many tokens to draft"):
+    with explain_draft_kind(*draft), building(f"proposer {method.name!r}", "say how many tokens to draft"):
         config = SpeculativeConfig.from_mapping(mapping, method.config, verifier_config, default)
     if method.advice is not None:
-        with blaming(f"proposer {method.name!r}", "give its advice"):
+        with building(f"proposer {method.name!r}", "give its advice"):
             if advice := method.advice(config.options, mapping):
                 logger.info("%s", advice)
     return config

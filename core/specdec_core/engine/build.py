@@ -29,7 +29,7 @@ from specdec_core.engine.loss_watch import LossWatch
 from specdec_core.engine.measuring import measure_steps
 from specdec_core.engine.memory import MemoryPlan, plan_memory
 from specdec_core.engine.named_proposer import NamedProposer
-from specdec_core.engine.plugin_errors import blaming
+from specdec_core.engine.plugin_errors import building
 from specdec_core.engine.runner import Runner
 from specdec_core.engine.scheduler import Scheduler
 from specdec_core.engine.speculation import Speculation
@@ -135,7 +135,7 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
     else:
         design = design.after_loading(loaded)
     device = target.info.device
-    with blaming(f"KV manager {design.kv_spec.name!r}", "be built"):
+    with building(f"KV manager {design.kv_spec.name!r}", "be built"):
         context = KVContext(design.memory.num_blocks, config.block_size, device)
         kv = design.kv_spec.build(design.kv_options, context)
         groups = [kv.add_group(layout) for layout in target.kv_groups.layouts]
@@ -150,7 +150,7 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
     for method in design.methods:
         of_draft = None
         if method.plan.kv_layout is not None:
-            with blaming(f"KV manager {design.kv_spec.name!r}", "allocate a draft's cache"):
+            with building(f"KV manager {design.kv_spec.name!r}", "allocate a draft's cache"):
                 group = kv.add_group(method.plan.kv_layout, method.spec.name, method.plan.lookahead)
             of_draft = attention.of_group(group, method.plan.kv_layout.num_layers, method.ops)
             draft_groups[method.spec.name] = group
@@ -194,7 +194,7 @@ def _design(
     plan = unite([method.plan for method in methods])
     kv_spec, kv_options = _kv_manager(config, plugins)
     layouts = [*target.kv_groups.layouts, *(m.plan.kv_layout for m in methods if m.plan.kv_layout is not None)]
-    with blaming(f"KV manager {kv_spec.name!r}", "say how large a block is"):
+    with building(f"KV manager {kv_spec.name!r}", "say how large a block is"):
         bytes_per_block = kv_spec.bytes_per_block(kv_options, layouts, config.block_size)
         if not isinstance(bytes_per_block, Integral) or bytes_per_block < 1:
             raise TypeError(
@@ -286,7 +286,7 @@ def _kv_manager(config: EngineConfig, plugins: Plugins) -> tuple[KVManagerSpec, 
 def make_plan(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculative_tokens: int) -> Plan:
     """Call `plan` of a proposer's spec, which returns what the proposer needs from the engine, and check the result.
     Raises PluginError if `plan` raises an error or returns anything else than a valid Plan."""
-    with blaming(f"proposer {spec.name!r}", "plan what it needs"):
+    with building(f"proposer {spec.name!r}", "plan what it needs"):
         plan = spec.plan(options, target, num_speculative_tokens)
         if not isinstance(plan, Plan):
             raise TypeError(f"plan returned {shown(plan)}, not a Plan")
@@ -306,7 +306,7 @@ def build_proposer(spec: ProposerSpec, options: Any, context: BuildContext) -> P
 
     options: an instance of the method's config class.
     """
-    with blaming(f"proposer {spec.name!r}", "be built"):
+    with building(f"proposer {spec.name!r}", "be built"):
         proposer = spec.build(options, context)
         missing = [name for name in CALLS if not callable(getattr(proposer, name, None))]
         if missing:

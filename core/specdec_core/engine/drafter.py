@@ -51,7 +51,6 @@ class Drafter:
         self.budget = budget
         if budget is not None:
             self.observer.is_off = budget.is_off
-            self.observer.pays = lambda request: not budget.is_off(request)
         self.reads_drafts = True
         self._num_speculative_tokens = num_speculative_tokens
         self._vocab_size, self._device = vocab_size, device

@@ -11,8 +11,7 @@ from attrs import evolve, frozen
 from specdec_core.config.fields import shown
 from specdec_core.contracts.proposer import Proposer
 from specdec_core.engine.metrics import Counter, Gauge
-from specdec_core.engine.plugin_errors import blaming_in_step
-from specdec_core.errors import PluginError
+from specdec_core.engine.plugin_errors import blaming, in_step
 
 
 @frozen(eq=False)
@@ -29,33 +28,24 @@ class NamedProposer:
         wrong order, when this context is garbage-collected, and leave inference mode on.
         """
         is_on = torch.is_inference_mode_enabled()
-        with blaming_in_step(f"proposer {self.name!r}"), nullcontext() if is_on else torch.inference_mode():
+        with in_step(f"proposer {self.name!r}"), nullcontext() if is_on else torch.inference_mode():
             yield self.proposer
 
     def metrics(self) -> list[Counter | Gauge]:
         """The proposer's own metrics, with its name before theirs; none if it has no method `metrics`. Raises
         PluginError if it fails to tell them."""
         method = getattr(self.proposer, "metrics", None)
-        try:
+        needs = "It has to return a sequence of Counter and Gauge"
+        with blaming(f"proposer {self.name!r}", "failed to tell its metrics", needs):
             found = list(method()) if callable(method) else []
             if wrong := [metric for metric in found if not isinstance(metric, Counter | Gauge)]:
                 raise TypeError(f"{shown(wrong[0])} is not a metric")
             return [evolve(metric, name=f"{self.name}_{metric.name}") for metric in found]
-        except (Exception, SystemExit) as error:
-            raise PluginError(
-                f"proposer {self.name!r} failed to tell its metrics: {type(error).__name__}: {error}. It has to return "
-                f"a sequence of Counter and Gauge; report this to the plugin's author"
-            ) from error
 
     def close(self) -> None:
         """Close the proposer, if it has a method `close`. Raises PluginError if that fails."""
         method = getattr(self.proposer, "close", None)
-        try:
-            with torch.inference_mode():
-                if callable(method):
-                    method()
-        except (Exception, SystemExit) as error:
-            raise PluginError(
-                f"proposer {self.name!r} failed to close: {type(error).__name__}: {error}. What it was to keep may be "
-                f"lost; report this to the plugin's author"
-            ) from error
+        follows = "What it was to keep may be lost"
+        with blaming(f"proposer {self.name!r}", "failed to close", follows), torch.inference_mode():
+            if callable(method):
+                method()

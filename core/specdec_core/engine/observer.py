@@ -25,17 +25,14 @@ class Observer:
     is_off: a function of a request that returns whether drafting is turned off for it. Its hidden states are then
         stored until just before its next draft. The default returns False; assign another function to turn drafting
         off.
-    pays: a function of a request that returns whether drafting for it is worth the cost of showing its stored hidden
-        states to the proposer. When more than max_tokens tokens would be stored, `pays` is called for the request with
-        the most stored tokens. If True, the proposer sees this request's hidden states now. If False, they are dropped,
-        and the request gets no drafts until it is preempted and starts over. The default returns True.
+    max_tokens: when more tokens would be stored, the hidden states of the request with the most are dropped, and it
+        gets no drafts until it is preempted and starts over.
 
     The proposer never sees requests that ask for no drafts, or only for those of other methods.
     """
 
     def __init__(self, proposer: NamedProposer, plan: Plan, max_tokens: int, device: torch.device) -> None:
         self.is_off: Callable[[Request], bool] = lambda request: False
-        self.pays: Callable[[Request], bool] = lambda request: True
         self._proposer, self._plan, self._max_tokens = proposer, plan, max_tokens
         self._arrears = Arrears(device)
         self._lost: WeakSet[Request] = WeakSet()  # the proposer has not seen some of their tokens
@@ -114,19 +111,14 @@ class Observer:
         self, schedule: Schedule, computed: Computed, verdict: Verdict, off: Sequence[int], counts: list[int]
     ) -> None:
         """Store the hidden states of the requests with these indices, for which this proposer did not draft: of the
-        first `counts` tokens of each that are final. While this would exceed max_tokens stored tokens, the request with
-        the most stored tokens is evicted: its hidden states are shown to the proposer if `pays` returns True for the
-        request, else dropped."""
+        first `counts` tokens of each that are final."""
         requests = [schedule.requests[i] for i in off]
         num_tokens = sum(counts)
         while self._arrears.num_tokens and self._arrears.num_tokens + num_tokens > self._max_tokens:
             most = self._arrears.largest()
-            if self.pays(most):
-                self.catch_up([most])
-            else:
-                self._arrears.drop(most)
-                self._lost.add(most)
-                self._last = [], [], None
+            self._arrears.drop(most)
+            self._lost.add(most)
+            self._last = [], [], None
         pairs = zip(requests, counts, strict=True)
         counts = [count if self.may_ever_draft(request) else 0 for request, count in pairs]
         if not any(counts):

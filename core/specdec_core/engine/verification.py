@@ -11,7 +11,7 @@ from specdec_core.config.sampling import SamplingParams
 from specdec_core.config.speculative import AUTO, SpeculativeConfig
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource, Verdict, Verifier, VerifierSpec
-from specdec_core.engine.plugin_errors import blaming, blaming_in_step
+from specdec_core.engine.plugin_errors import building, in_step
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.safe_draft import PendingCheck
 from specdec_core.engine.scheduler import Schedule
@@ -125,7 +125,7 @@ class Verification:
         """
         if name not in self._built:
             self._built[name] = _build(self._plugins.verifier(name), None)
-        with blaming_in_step(f"verifier {name!r}"):
+        with in_step(f"verifier {name!r}"):
             verdict = self._built[name].verify(logits, draft, random)
         if name in ("greedy", "chosen"):
             return verdict
@@ -165,5 +165,5 @@ def _with_own_tokens(
 
 
 def _build(spec: VerifierSpec, options: object) -> Verifier:
-    with blaming(f"verifier {spec.name!r}", "be built"):
+    with building(f"verifier {spec.name!r}", "be built"):
         return spec.build() if spec.config is None else spec.build(options)

@@ -22,6 +22,7 @@ from specdec_core import (
     SamplingParams,
     StreamOutput,
 )
+from specdec_core.engine.detokenizer import OutputText
 
 PROMPT = "def area(width, height):\n"
 STOP = "this string never comes"
@@ -218,3 +219,32 @@ def test_the_streams_of_an_aborted_step(llm: LLM, monkeypatch: pytest.MonkeyPatc
     assert text
     assert whole.startswith(text)
     assert len(rest[-1].rest) == len(STOP) - 1
+
+
+@pytest.mark.parametrize("ends_by", ["length", "cancel"])
+def test_text_that_cannot_be_decoded_ends_its_request(ends_by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = LLM("tiny", speculative_config={"method": "ngram", "num_speculative_tokens": 3})
+    params = SamplingParams(temperature=0, max_tokens=4)
+    expected = llm.generate("import os", params, use_tqdm=False)[0].outputs[0].text
+    num_free, engine = llm.engine.kv.num_free_blocks, llm.engine
+
+    def failing(self: Any, *args: Any) -> str:
+        raise ValueError("an id that the tokenizer does not know")
+
+    request_id = engine.add_request(llm.get_tokenizer()("import os").input_ids, params)
+    engine.step()
+    monkeypatch.setattr(OutputText, "_decode", failing)
+
+    def end() -> None:
+        if ends_by == "cancel":
+            engine.cancel(request_id)
+        for _ in range(params.max_tokens):
+            engine.step()
+
+    with pytest.raises(ValueError, match="does not know"):
+        end()
+    assert not engine.has_unfinished
+    engine.cancel()
+    monkeypatch.undo()
+    assert engine.kv.num_free_blocks == num_free
+    assert llm.generate("import os", params, use_tqdm=False)[0].outputs[0].text == expected

@@ -20,6 +20,7 @@ from specdec_core.contracts.verifier import Verdict
 from specdec_core.engine.build import Speculating, build
 from specdec_core.engine.detokenizer import OutputText
 from specdec_core.engine.device import failure_of, use_device
+from specdec_core.engine.interrupts import then
 from specdec_core.engine.logprobs import output_logprobs
 from specdec_core.engine.metrics import Load
 from specdec_core.engine.news import News
@@ -275,17 +276,13 @@ class Engine:
         self._speculation.reset(request)
 
     def _finish(self, request: Request, reason: str) -> None:
-        """End a request and remove it from the engine. The removal from `_requests` comes last: if an interrupt
-        (Ctrl-C) stops this method earlier, the request is still listed there, and the engine calls the method for it
-        again."""
-        request.finish(reason)
-        self._news.add(request, ())
-        try:
-            self._speculation.finish(request, reason)
-        except Exception:  # not an interrupt
-            self._forget(request)
-            raise
-        self._forget(request)
+        """End a request and remove it from the engine, even if its text cannot be decoded or a proposer fails. The
+        removal from `_requests` comes last: if an interrupt (Ctrl-C) stops this method earlier, the request is still
+        listed there, and the engine calls the method for it again."""
+        with then(lambda: self._forget(request)), ExitStack() as ending:
+            ending.callback(self._speculation.finish, request, reason)
+            ending.callback(self._news.add, request, ())
+            request.finish(reason)
 
     def _forget(self, request: Request) -> None:
         self._scheduler.remove(request)
@@ -305,9 +302,9 @@ class Engine:
                 ending.callback(self._end, request_id)
 
     def _end(self, request_id: str) -> None:
-        if request_id in self._requests:
-            self._finish(self._requests[request_id], "abort")
-        self._cancelled.pop(request_id, None)
+        with then(lambda: self._cancelled.pop(request_id, None)):
+            if request_id in self._requests:
+                self._finish(self._requests[request_id], "abort")
 
     def _close_proposer(self) -> None:
         if self._abandoned.detach() is None:

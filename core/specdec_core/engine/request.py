@@ -83,6 +83,7 @@ class Request:
         self.stop_reason: str | int | None = None  # the stop string or token id that ended it; None: anything else
         self.error: str | None = None
         self._decodes_as_it_goes = text is not None and (is_streamed or bool(params.stop))
+        self._text_is_complete = False
         self._buffer = np.empty(max_total_tokens, dtype=np.int64)
         self._buffer[: self.num_tokens] = prompt_token_ids
         self._readable = self._buffer.view()
@@ -190,9 +191,10 @@ class Request:
         return self.finish_reason == "stop" and not self.params.include_stop_str_in_output
 
     def finish(self, reason: str) -> None:
-        """Set finish_reason and complete `text`, as no more tokens will come."""
+        """Set finish_reason and complete `text`, as no more tokens will come. A second call does nothing."""
         self.finish_reason = reason
-        if self.text is not None:
+        if self.text is not None and not self._text_is_complete:
+            self._text_is_complete = True
             if not self._decodes_as_it_goes:
                 self.text.add(self.output_token_ids[: -1 if self._is_left_out else None])
             self.text.finish()

@@ -17,6 +17,7 @@ from specdec_core.contracts.verifier import Verdict
 from specdec_core.drafting.combining import combine_drafts
 from specdec_core.engine.device import use_device
 from specdec_core.engine.drafter import Drafter
+from specdec_core.engine.interrupts import then
 from specdec_core.engine.loss_watch import LossWatch
 from specdec_core.engine.metrics import Counter, Gauge
 from specdec_core.engine.own_counts import OwnCounts
@@ -143,14 +144,9 @@ class Speculation:
         reason: the request's finish_reason.
         """
         if request.is_started:
-            try:
-                with ExitStack() as ending:
-                    for drafter in self.drafters:
-                        ending.callback(drafter.finish, request, reason)
-            except Exception:  # not an interrupt
-                self._forget(request)
-                raise
-            self._forget(request)
+            with then(lambda: self._forget(request)), ExitStack() as ending:
+                for drafter in self.drafters:
+                    ending.callback(drafter.finish, request, reason)
 
     def close(self) -> None:
         """Finish all started requests and close the proposers. Nothing may be called afterwards."""

@@ -87,6 +87,7 @@ from specdec_core.drafting import (
     RequestTensors as RequestTensors,
     StaticTree as StaticTree,
     TreeGrower as TreeGrower,
+    draws_some as draws_some,
     grow as grow,
     grower_of as grower_of,
 )

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings, strategies as st
 from level_stops import StopsAt
 from test_drafting import batch_of
-from test_trees import CPU, SHAPES, VOCAB, Path, grown, levels, logits_after
+from test_trees import CPU, SHAPES, VOCAB, Path, grown, levels, logits_after, tokens_of
 
 from specdec_core.config.token_tree import TokenTree
-from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.drafting import Chain, DynamicTree, Level, StaticTree, TreeGrower, grower_of
 from specdec_core.engine.draft_check import check_draft
 
@@ -66,9 +66,10 @@ def check(case: Case) -> None:
     shrunk, fixed = case.draft(of_fixed_size=False), case.draft(of_fixed_size=True)
     for draft in (shrunk, fixed):
         check_draft(draft, case.budgets, VOCAB, CPU)
-    assert [fixed.tree(b) for b in range(len(case.budgets))] == [shrunk.tree(b) for b in range(len(case.budgets))]
+    for b in range(len(case.budgets)):
+        assert tokens_of(fixed, b) == tokens_of(shrunk, b)
     if fixed.scores is not None and shrunk.scores is not None:
-        torch.testing.assert_close(fixed.scores, shrunk.scores)
+        torch.testing.assert_close(fixed.scores[fixed.parents != DEAD], shrunk.scores)
 
 
 @settings(max_examples=150, deadline=None)
@@ -105,18 +106,20 @@ def test_a_chain_is_a_static_tree(case: Case, length: int, method: str, table: s
     chain, tree = drafts
     check_draft(chain, case.budgets, VOCAB, CPU)
     assert chain.is_chain
-    assert [chain.tree(b) for b in range(size)] == [tree.tree(b) for b in range(size)]
-    if chain.num_nodes:
-        assert chain.max_depth == max(chain.num_nodes_per_request)
-        torch.testing.assert_close(chain.scores, tree.scores)
-        assert (chain.q_rows is None) == (tree.q_rows is None)
-    if chain.q_rows is not None:
-        assert ((chain.q_rows < 0) == (tree.q_rows < 0)).all()
-        for name in ("q", "q_ids"):
-            rows, expected = ((getattr(draft, name), draft.q_rows[draft.q_rows >= 0]) for draft in drafts)
-            assert (rows[0] is None) == (expected[0] is None)
-            if rows[0] is not None:
-                torch.testing.assert_close(rows[0][rows[1]], expected[0][expected[1]])
+    assert [tokens_of(chain, b) for b in range(size)] == [tokens_of(tree, b) for b in range(size)]
+    is_alive = chain.parents != DEAD
+    if not is_alive.any():
+        return
+    torch.testing.assert_close(chain.scores[is_alive], tree.scores)
+    if tree.q_rows is None:
+        assert chain.q_rows is None or (chain.q_rows < 0).all()
+        return
+    rows, expected = chain.q_rows[is_alive].long(), tree.q_rows.long()
+    is_sampled = expected >= 0
+    assert torch.equal(rows >= 0, is_sampled)
+    torch.testing.assert_close(chain.q[rows[is_sampled]], tree.q[expected[is_sampled]])
+    if tree.q_ids is not None:
+        assert torch.equal(chain.q_ids[rows[is_sampled]], tree.q_ids[expected[is_sampled]])
 
 
 @pytest.mark.parametrize("kind", ["dynamic", *SHAPES])

@@ -15,7 +15,7 @@ from test_drafting import batch_of
 
 from specdec_core.config.draft_options import DraftTreeConfig
 from specdec_core.config.token_tree import TokenTree
-from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.contracts.proposer import LevelBudget
 from specdec_core.drafting import Chain, DynamicTree, Level, TreeGrower, chain, dynamic, grow, grower_of, static
 from specdec_core.engine.draft_check import check_draft
@@ -80,7 +80,7 @@ def grown(grower: TreeGrower, num_requests: int, model: Callable[[int, Path], to
                 assert i % level.width + 1 == level.width or not is_alive[i + 1], "dead entries come last"
                 assert 0 <= token < VOCAB
                 logits.append(torch.full((VOCAB,), torch.nan) if own % 2 else 99.0 * (torch.arange(VOCAB) == 1))
-                assert {*numbers} == {own}
+                assert {*numbers} == {own} or level.is_chain
             assert numbers[-1] == own
             entries.append((b, path))
         for b in level.requests.tolist():
@@ -92,10 +92,12 @@ def grown(grower: TreeGrower, num_requests: int, model: Callable[[int, Path], to
 
 
 def tokens_of(draft: Draft, request: int) -> list[Path]:
+    """The paths to the draft tokens of one request, without dead ones, which come last."""
     token_ids, parents = draft.tree(request)
     paths: list[Path] = []
     for token, parent in zip(token_ids, parents, strict=True):
-        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+        if parent != DEAD:
+            paths.append((*(paths[parent] if parent >= 0 else ()), token))
     return paths
 
 
@@ -226,7 +228,7 @@ def test_logits_that_are_not_finite_cost_one_request_its_draft(bad, of_fixed_siz
             grower = make()
         draft = grow(grower, logits, lambda level: torch.stack([logits_after(0, ())] * len(level.token_ids)))
         check_draft(draft, [5, 5], VOCAB, CPU)
-        assert draft.num_nodes_per_request == [5, 0]
+        assert draft.num_live_per_request == [5, 0]
 
 
 def test_tokens_of_another_vocabulary():

@@ -97,9 +97,9 @@ class DraftSamplingConfig:
     draft_sample_method: str = option(
         one_of(AUTO, GREEDY, PROBABILISTIC),
         "'greedy' drafts the most probable tokens. 'probabilistic' draws them from the draft's distribution at the "
-        "request's temperature, siblings without replacement. 'auto' draws chains, or the shape that is given, for "
-        "requests that have a temperature above 0 and no seed, since more of these are accepted, and is 'greedy' for "
-        "others.",
+        "request's temperature, siblings without replacement. 'auto' draws them for requests that have a temperature "
+        "above 0 and no seed, since more of these are accepted; in a step with such a request all drafts are chains, "
+        "unless a shape is given.",
         default=AUTO,
     )
 

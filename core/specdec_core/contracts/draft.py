@@ -56,8 +56,8 @@ class Draft:
 
     A node is *dead* (padding) if its parent index is DEAD or its parent is dead; the others are *live*. A dead node has
     a token of the vocabulary and takes part in the forward pass, but the engine ignores its score and its row of `q`.
-    On a GPU, a draft has exactly `max_draft_tokens[i]` nodes for request i, so that shapes depend on no computed value;
-    nodes that drafting did not reach are dead. On a CPU, it may have fewer.
+    On a GPU, the host knows each request's number of nodes without waiting for the device, so that shapes depend on no
+    computed value; nodes that drafting did not reach are dead. On a CPU, a draft may have fewer.
 
     The columns of `q` are the target's vocabulary by default. With `q_to_target` they are the tokens listed there. With
     `q_ids`, each row of `q` has k tokens of its own, all different. All other tokens have probability 0.

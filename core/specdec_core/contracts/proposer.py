@@ -46,16 +46,16 @@ class RequestView(Protocol):
 
 
 class LevelBudget(Protocol):
-    """Decides, while drafts grow, which requests get another level of draft tokens. Every `TreeGrower` asks it. A
-    level is decided on before it is drawn: to drop a token by its value would bias sampled drafts."""
+    """Decides, while drafts grow, which requests get another level of draft tokens. Growers ask it before each
+    level but the first: to drop a token by its value, after it was drawn, would bias sampled drafts."""
 
     def goes_on(
         self, requests: np.ndarray, rows: np.ndarray, probs: np.ndarray, is_first: np.ndarray, num_nodes: np.ndarray
     ) -> np.ndarray:
-        """bool [batch]   the requests that get another level below the one just grown. Of each draft token of that
-        level: requests int64 [n], its request's index in the batch; rows int64 [n], its parent's place among the last
-        call's tokens that went on, at first its request; probs float [n], the draft's probability; is_first bool [n],
-        the first of sampled siblings. num_nodes: int64 [batch], the most draft tokens of the next level."""
+        """bool [batch]   the requests that get another level below the one just grown, of n draft tokens. Of each of
+        these: requests int64 [n], an index into the batch; rows int64 [n], the parent's index among those tokens of the
+        last call whose requests went on, in the first call its request; probs float [n], the draft's probability;
+        is_first bool [n], the first of sampled siblings. num_nodes: int64 [batch], the next level's most tokens."""
 
 
 @frozen(eq=False)

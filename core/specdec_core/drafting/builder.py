@@ -71,7 +71,7 @@ class DraftBuilder:
         if not most:
             nothing = allowed.new_empty(0)
             return Grown(nothing, nothing, nothing, logits.new_empty(0))
-        draws = self._distributions.any
+        draws = self._distributions.draws
         if draws:
             probs = probs.masked_fill(~is_sound.unsqueeze(1), 0)
         columns = probs.argmax(dim=-1, keepdim=True) if most == 1 else probs.topk(most, dim=-1).indices
@@ -79,7 +79,7 @@ class DraftBuilder:
         q_rows = torch.full_like(requests, -1)
         if draws:
             # Rows; a slice copies nothing.
-            drawn = slice(None) if self._distributions.all else self.is_sampled[requests]
+            drawn = slice(None) if self._distributions.draws_all else self.is_sampled[requests]
             q = probs[drawn]
             q_rows[drawn] = self._distributions.add(q, requests[drawn])
             keys = (self._num_keys[requests] + before)[drawn]

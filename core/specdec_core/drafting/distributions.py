@@ -7,7 +7,6 @@ from typing import TypedDict
 import torch
 
 from specdec_core.config.draft_options import AUTO, PROBABILISTIC
-from specdec_core.config.sampling import SMALLEST_TEMPERATURE
 from specdec_core.contracts.proposer import ProposerBatch
 
 
@@ -25,20 +24,23 @@ class Distributions:
 
     method, q_to_target: see `DraftBuilder`.
 
-    Attributes: is_sampled bool [batch], the requests whose tokens are drawn; any and all, whether there are such, and
-    no others.
+    Attributes: is_sampled bool [batch], the requests whose tokens are drawn. draws: whether tokens of any request are
+    drawn. draws_all: whether those of every request are.
     """
 
     def __init__(self, batch: ProposerBatch, method: str, q_to_target: torch.Tensor | None) -> None:
         self._temperature, self._q_to_target = batch.temperature, q_to_target
-        may_draw = method == PROBABILISTIC or (method == AUTO and any(batch.may_sample))
-        self.is_sampled = (batch.temperature >= SMALLEST_TEMPERATURE) & may_draw
-        if may_draw and method == AUTO:
-            self.is_sampled &= torch.tensor(batch.may_sample, device=self.is_sampled.device)
-        self.any = may_draw and bool(self.is_sampled.any())
-        self.all = self.any and bool(self.is_sampled.all())
         self._q: list[torch.Tensor] = []
         self._requests: list[torch.Tensor] = []  # of each row of q
+        if draws_some(batch, method):
+            self.is_sampled = torch.tensor(batch.may_sample, device=batch.temperature.device)
+            self.draws, self.draws_all = True, all(batch.may_sample)
+        elif method == PROBABILISTIC:
+            self.is_sampled = batch.temperature > 0
+            self.draws, self.draws_all = bool(self.is_sampled.any()), bool(self.is_sampled.all())
+        else:
+            self.is_sampled = torch.zeros_like(batch.temperature, dtype=torch.bool)
+            self.draws = self.draws_all = False
 
     def probs(self, logits: torch.Tensor, requests: torch.Tensor) -> torch.Tensor:
         """Return the probabilities of the next tokens, float32 [n, draft_vocab]: at its temperature for a request whose
@@ -46,7 +48,7 @@ class Distributions:
 
         logits: float [n, draft_vocab]. requests: int64 [n].
         """
-        if not self.any:
+        if not self.draws:
             return logits.softmax(dim=-1, dtype=torch.float32)
         temperature = self._temperature.masked_fill(~self.is_sampled, 1)
         return (logits.float() / temperature[requests].unsqueeze(1)).softmax(dim=-1)
@@ -61,10 +63,7 @@ class Distributions:
 
     def to_target(self, requests: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the target's ids of draft token ids [n]. requests: int64 [n]."""
-        table = self._q_to_target
-        if table is None:
-            return token_ids
-        return table[token_ids] if table.dim() == 1 else table[requests, token_ids]
+        return to_target(self._q_to_target, requests, token_ids)
 
     def fields(self) -> DraftFields:
         """Return what a `Draft` says of its distributions."""
@@ -74,3 +73,19 @@ class Distributions:
         if table is None or table.dim() == 1:
             return DraftFields(q=q, q_to_target=table, q_ids=None, with_replacement=False)
         return DraftFields(q=q, q_to_target=None, q_ids=table[torch.cat(self._requests)], with_replacement=False)
+
+
+def draws_some(batch: ProposerBatch, method: str) -> bool:
+    """Whether method "auto" draws tokens: where a request's parameters leave that open."""
+    return method == AUTO and any(batch.may_sample)
+
+
+def to_target(table: torch.Tensor | None, requests: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+    """Return the target's ids of draft token ids, int64, in their shape.
+
+    table: int64 [draft_vocab], or [batch, draft_vocab] with the ids of each request; None: they are the same.
+    requests: int64, the request of each id, in a shape that broadcasts to that of `token_ids`.
+    """
+    if table is None:
+        return token_ids
+    return table[token_ids] if table.dim() == 1 else table[requests, token_ids]

@@ -10,6 +10,7 @@ import torch
 
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch
+from specdec_core.drafting.distributions import to_target
 from specdec_core.drafting.level import Level, may_shrink, on_host
 
 IMPOSSIBLE = np.float32(-np.inf)
@@ -58,8 +59,6 @@ class DynamicTree:
         self._num_forwarded = 0  # nodes of each request
 
     def grow(self, logits: torch.Tensor) -> Level | None:
-        if not len(self._growing):
-            return None
         width = self._frontier.shape[1]
         values, token_ids = self._best_children(logits)
         num_children = values.shape[2]
@@ -128,19 +127,9 @@ class DynamicTree:
         scores = np.fmax(scores, IMPOSSIBLE)  # a row that is not finite is all NaN, which fmax leaves out
         if not self._goes.all():
             scores[~self._goes] = IMPOSSIBLE
-        ids = on_host(self._to_target(token_ids.view(len(self._growing), -1)))
+        owners = torch.from_numpy(self._growing[:, None]).to(self._device)
+        ids = on_host(to_target(self._q_to_target, owners, token_ids.view(len(self._growing), -1)))
         return self._of_all(scores, IMPOSSIBLE), self._of_all(ids, 0)
-
-    def _to_target(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Return the target's ids of draft token ids [num_growing, n]."""
-        table = self._q_to_target
-        if table is None:
-            return token_ids
-        if table.dim() == 1:
-            return table[token_ids]
-        if len(self._growing) < self._size:
-            table = table[torch.from_numpy(self._growing).to(self._device)]
-        return table.gather(1, token_ids)
 
     def _of_growing(self, of_all: np.ndarray) -> np.ndarray:
         """Select the rows of requests that still grow: [num_growing, ...] from [batch, ...]."""
@@ -175,8 +164,6 @@ class DynamicTree:
         return self._levels.goes_on(requests, rows.ravel(), probs, is_first_draw, num_nodes)[self._growing]
 
     def build(self) -> Draft:
-        if not self._grown:
-            return Draft.from_chains([[]] * self._size, self._device)
         levels = zip(*self._grown, strict=True)
         token_ids, parents, scores, log_probs = (np.concatenate(each, axis=1) for each in levels)
         # No child is likelier than its parent, which is before it: so the parent of a kept node is kept.

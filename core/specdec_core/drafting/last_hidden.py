@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from specdec_core.config.draft_options import AUTO, DraftHeadConfig
+from specdec_core.config.draft_options import DraftHeadConfig
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.proposer import BuildContext, Observation, Proposer, ProposerBatch, RequestView
+from specdec_core.drafting.distributions import draws_some
 from specdec_core.drafting.level import TreeGrower
 from specdec_core.drafting.rows import RequestTensors
 from specdec_core.drafting.static import grower_of
@@ -46,8 +47,7 @@ class LastHiddenProposer(Proposer):
     def grower(self, batch: ProposerBatch) -> TreeGrower:
         """Begin the drafts of a call of `propose`: trees of the given shape, or chains if tokens are drawn and no shape
         is given."""
-        is_drawn = self._method == AUTO and any(batch.may_sample)
-        shape = self._sampled_shape if is_drawn else self._shape
+        shape = self._sampled_shape if draws_some(batch, self._method) else self._shape
         return grower_of(batch, shape, self._method, self._q_to_target)
 
     def hidden(self, batch: ProposerBatch) -> torch.Tensor:

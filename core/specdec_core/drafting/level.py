@@ -21,8 +21,8 @@ class Level:
     Each of `requests` has `width` entries; the requests follow each other. A request's draft tokens come first among
     its entries, in the order of their KV-cache slots. The remaining entries are *dead* (padding): they take part in the
     forward pass only to keep shapes fixed. A dead entry has a token id of the vocabulary, a parent among its own
-    request's entries, and no ancestor but itself. It gets no children, is not part of the draft, and its slot is
-    overwritten later.
+    request's entries, and, but in a chain, no ancestor but itself. It gets no children, is not part of the draft, and
+    its slot is overwritten later.
 
     `ancestors` and `starts` are slots of the draft model's KV cache, counted from the request's first slot for draft
     tokens. A request's draft tokens of all depths have consecutive slots, and so have its entries in one level.
@@ -36,8 +36,8 @@ class Level:
     rows: torch.Tensor  # int64 [n], n = num_requests * width   the parent's row in the logits it was grown from
     token_ids: torch.Tensor  # int64 [n]   of the target's vocabulary
     ancestors: torch.Tensor  # int64 [n, depth]   numbers of the nodes from depth 1 to the node itself
-    starts: Sequence[int] | torch.Tensor  # [batch]   number of each request's first entry; a tensor: int64
-    is_chain: bool  # every node's ancestors are all nodes before it
+    starts: Sequence[int]  # [batch]   number of each request's first entry
+    is_chain: bool  # every entry's ancestors are all numbers up to its own, those of dead entries too
     is_alive: torch.Tensor | None = None  # bool [n]   None: all are
 
     @property
@@ -120,21 +120,13 @@ class DraftPass:
         lengths = [0] * len(first_slots)
         for b in level.requests.tolist():
             lengths[b] = level.width
-        starts: Sequence[int] | torch.Tensor
-        if isinstance(level.starts, torch.Tensor):
-            starts = level.starts + torch.tensor(first_slots, device=level.starts.device)
-        else:
-            starts = [first + start for first, start in zip(first_slots, level.starts, strict=True)]
+        starts = [first + start for first, start in zip(first_slots, level.starts, strict=True)]
         metadata = attention.metadata(batch.requests, starts, lengths)
         first_of_each = np.array(first_slots)[level.requests].repeat(level.width)
         first = torch.from_numpy(first_of_each).to(level.token_ids.device)
-        positions, more_slots = first + (level.depth - 1), None
+        positions, prefix_lens, more_slots = first + (level.depth - 1), first + level.depth, None
         if level.is_alive is not None:  # at its depth, a dead entry could be past the last position
             positions = torch.where(level.is_alive, positions, first)
         if not level.is_chain:
             prefix_lens, more_slots = first, first.unsqueeze(1) + level.ancestors.flip(1)
-        elif level.is_alive is None:
-            prefix_lens = positions + 1
-        else:
-            prefix_lens = first + level.ancestors[:, -1] + 1
         return cls(metadata, Visibility(positions, prefix_lens, more_slots), level.token_ids)

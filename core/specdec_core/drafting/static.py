@@ -17,12 +17,16 @@ from specdec_core.drafting.level import Level, TreeGrower, may_shrink, on_host
 
 
 def grower_of(
-    batch: ProposerBatch, shape: TokenTree, method: str = GREEDY, q_to_target: torch.Tensor | None = None
+    batch: ProposerBatch,
+    shape: TokenTree,
+    method: str = GREEDY,
+    q_to_target: torch.Tensor | None = None,
+    *,
+    min_prob: float = 0.0,
 ) -> TreeGrower:
-    """Begin drafts of a fixed shape: with `Chain` if it is a chain, else with `StaticTree`, whose arguments these
-    are."""
+    """Begin drafts of a fixed shape, with `Chain` or `StaticTree`, whose arguments these are. min_prob: of chains."""
     if shape.is_chain:
-        return Chain(batch, shape.depth, method, q_to_target)
+        return Chain(batch, shape.depth, method, q_to_target, min_prob)
     return StaticTree(batch, shape, method, q_to_target)
 
 

@@ -17,7 +17,7 @@ def blaming(
     plugin: the plugin's name in the error message, such as "proposer 'eagle'".
     failure: what happened, such as "failed to close".
     consequence: a sentence about what follows, or what the plugin should have done.
-    passing: exceptions that pass unchanged.
+    passing: exceptions that stay as they are.
     """
     try:
         yield

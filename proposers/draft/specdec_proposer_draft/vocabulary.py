@@ -122,7 +122,7 @@ def _tokenizers(config: DraftConfig, target: TargetInfo) -> tuple[Any, Any]:
     )
     of_target = target.tokenizer
     if of_target is None:  # the engine runs without a tokenizer
-        of_target = _tokenizer(EngineConfig(model=target.model, trust_remote_code=is_trusted))
+        of_target = _tokenizer(EngineConfig(model=target.model, revision=target.revision, trust_remote_code=is_trusted))
     return _tokenizer(of_draft), of_target
 
 

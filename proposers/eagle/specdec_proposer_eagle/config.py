@@ -104,8 +104,8 @@ class EagleConfig(DraftHeadConfig, DraftWindowConfig):
 
     @property
     def may_draw(self) -> bool:
-        """Whether drafts are chains of drawn tokens for requests of which that is left open (`draft_sample_method`),
-        instead of dynamic trees."""
+        """Whether drafts are chains of drawn tokens, instead of dynamic trees, in a step with a request of which that
+        is left open (`draft_sample_method`)."""
         return self.is_dynamic and self.draft_sample_method == "auto"
 
     def on(self, device: torch.device) -> EagleConfig:

@@ -7,7 +7,6 @@ import torch
 
 from specdec_core import (
     BuildContext,
-    Chain,
     CompatibilityError,
     Draft,
     DynamicTree,
@@ -16,6 +15,7 @@ from specdec_core import (
     RequestView,
     TokenTree,
     TreeGrower,
+    draws_some,
     grower_of,
 )
 from specdec_proposer_eagle.config import EagleConfig
@@ -41,7 +41,7 @@ class EagleProposer(FeatureProposer):
         self._own_ids = to_target
         self._depth = config.depth(context.num_speculative_tokens)
         self._shape = config.shape(context.num_speculative_tokens)
-        if config.may_draw:
+        if config.is_dynamic:  # of chains
             self._shape = TokenTree.chain(min(self._depth + 1, context.num_speculative_tokens))
         context.speed_up(module)
         # A dynamic tree has the same levels for all requests, and may exceed the length limit of some.
@@ -61,11 +61,10 @@ class EagleProposer(FeatureProposer):
     def grower(self, batch: ProposerBatch) -> TreeGrower:
         config = self._config
         to_target = self._own_ids if self._vocabulary is None else self._vocabulary.to_target
-        if config.is_dynamic and not (config.may_draw and any(batch.may_sample)):
-            if config.top_k == 1:
-                return Chain(batch, self._depth + 1, q_to_target=to_target, min_prob=config.min_prob)
-            return DynamicTree(batch, config.top_k, self._depth, to_target, config.min_prob)
-        return grower_of(batch, self._shape, config.draft_sample_method, to_target)
+        method, min_prob = config.draft_sample_method, config.min_prob
+        if config.is_dynamic and config.top_k > 1 and not draws_some(batch, method):
+            return DynamicTree(batch, config.top_k, self._depth, to_target, min_prob)
+        return grower_of(batch, self._shape, method, to_target, min_prob=min_prob)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         return self._head.fuse(features)

@@ -98,7 +98,7 @@ class MedusaConfig(DraftHeadConfig):
 
     @property
     def gives_shape(self) -> bool:
-        return self.tree is not None
+        return self.tree is not None or self.medusa_head_accuracies is not None
 
     def default_num_speculative_tokens(self, device: torch.device) -> int:
         """The number of nodes of the given tree; else of a tree built from accuracies, which is smaller on a CPU; or of

@@ -32,7 +32,7 @@ def acceptance_lengths(
     speculative_config: the method and its options, without the draft model's folder.
     prompts: the token ids of each prompt.
     num_tokens: number of tokens generated for each prompt.
-    seed: of the first prompt's draws at temperature 1; the others' follow it.
+    seed: of the draws at temperature 1.
     check: called between parts of the work; raises KeyboardInterrupt if the run was interrupted.
     """
     block = 16
@@ -49,21 +49,19 @@ def acceptance_lengths(
             block_size=block,
             max_model_len=longest,
             num_kv_blocks=num_blocks * len(prompts),
+            seed=seed,  # requests with seeds of their own would get no sampled drafts
             disable_log_stats=True,
             speculative_config={**speculative_config, "model": folder},
         ) as llm:
             lengths = {}
             for name, temperature in TEMPERATURES.items():
                 check()
-                lengths[name] = _measure(llm, prompts, num_tokens, temperature, seed)
+                lengths[name] = _measure(llm, prompts, num_tokens, temperature)
             check()
             return lengths
 
 
-def _measure(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int, temperature: float, seed: int) -> float:
-    params = [
-        SamplingParams(temperature=temperature, max_tokens=num_tokens, ignore_eos=True, seed=seed + i)
-        for i in range(len(prompts))
-    ]
+def _measure(llm: LLM, prompts: Sequence[Sequence[int]], num_tokens: int, temperature: float) -> float:
+    params = SamplingParams(temperature=temperature, max_tokens=num_tokens, ignore_eos=True)
     outputs = llm.generate([{"prompt_token_ids": list(ids)} for ids in prompts], params, use_tqdm=False)
     return float(sum((output.speculation for output in outputs), DraftCounts()).acceptance_length)

@@ -35,7 +35,9 @@ class Muon(torch.optim.Optimizer):
         for group in self.param_groups:
             for matrix in (each for each in group["params"] if each.grad is not None):
                 state, momentum = self.state[matrix], group["momentum"]
-                average = state.setdefault("momentum_buffer", torch.zeros_like(matrix.grad))
+                if "momentum_buffer" not in state:
+                    state["momentum_buffer"] = torch.zeros_like(matrix.grad)
+                average = state["momentum_buffer"]
                 average.lerp_(matrix.grad, 1 - momentum)
                 update = orthogonalized(matrix.grad.lerp(average, momentum).to(self._dtype))
                 matrix.mul_(1 - group["lr"] * group["weight_decay"])

@@ -41,8 +41,8 @@ def optimizers(trainee: nn.Module, settings: Settings, dtype: torch.dtype) -> li
 
 
 def _matrices_of_layers(trainee: nn.Module) -> dict[int, nn.Parameter]:
-    """Return the matrices that Muon trains, {id(matrix): matrix}. Embeddings and LM heads are left out, because a
-    training step updates few of their rows."""
+    """Return the matrices that Muon trains, {id(matrix): matrix}. Embeddings and LM heads are left out: their rows
+    belong to single tokens, and Muon's authors train them with AdamW."""
     by_token = [
         module
         for name, module in trainee.named_modules()

@@ -66,7 +66,9 @@ class Settings:
         validator=whole_number(0),
     )
     prompt_len: int = _setting(
-        "Tokens of a text that --generate uses as a prompt.", default=32, validator=whole_number(1)
+        "Tokens of a text that --generate uses as a prompt, and at most that the evaluation does.",
+        default=32,
+        validator=whole_number(1),
     )
     temperature: float = _setting("Temperature for --generate.", default=1.0, validator=number(0, 10))
     features: Path | None = field(

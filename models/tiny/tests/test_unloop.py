@@ -22,6 +22,7 @@ def test_long_repetitions_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
         "short": [*short, 1, *short, 2, *short, 3],
         "of the prompt": [*once, *once, *once],
         "a result": [*once, 1, *once, *result, *once],
+        "an early result": [*result, *once, 1, *once, 2, *once],
         "padding": [-1] * (3 * NGRAM),
     }
     starts = {"of the prompt": NGRAM}

@@ -7,6 +7,7 @@ Neither kind of text comes from the held-out modules.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -28,10 +29,10 @@ from .model import DTYPE
 LENGTH = 1024
 """Length of a training text in tokens: heads trained on shorter contexts draft worse in longer ones."""
 EXCERPTS = 2000
-SELF_GENERATED = {"greedy": (12000, 0.0), "sampled": (7000, 1.0)}
+SELF_GENERATED = {"greedy": (6500, 0.0), "sampled": (3500, 1.0)}
 """Texts that the model generates itself: (number, temperature) of each kind."""
-LENGTH_GENERATED = 256
-SHORTEST_PROMPT, LONGEST_PROMPT = 16, 128
+LENGTH_GENERATED = 512
+SHORTEST_PROMPT = 16
 END = 0
 """<|endoftext|>"""
 AT_ONCE = 128
@@ -80,12 +81,14 @@ def build_texts(work: Path) -> list[Path]:
     folder = work / "drafts"
     folder.mkdir(exist_ok=True)
     ids = np.load(work / "train.npy", mmap_mode="r")
-    files = [folder / "excerpts.npy"]
+    files = [folder / f"excerpts-{EXCERPTS}x{LENGTH}.npy"]
     if not files[0].exists():
         save(files[0], cut(ids, LENGTH, 0, EXCERPTS))
     first = EXCERPTS
+    weights = next(WEIGHTS / name for name in (WHOLE, SHARDS[0]) if (WEIGHTS / name).exists())
+    digest = hashlib.sha256(weights.read_bytes()).hexdigest()[:8]  # other weights write other texts
     for kind, (number, temperature) in SELF_GENERATED.items():
-        files.append(folder / f"{kind}.npy")
+        files.append(folder / f"{kind}-{number}x{LENGTH_GENERATED}-{digest}.npy")
         if not files[-1].exists():
             texts, _ = continue_excerpts(cut(ids, LENGTH_GENERATED, first, number), temperature)
             save(files[-1], join(texts))
@@ -124,8 +127,8 @@ def save(file: Path, texts: np.ndarray) -> None:
 def continue_excerpts(
     excerpts: np.ndarray, temperature: float, weights: Path = WEIGHTS
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Use a beginning of random length of each excerpt as a prompt, and let the tiny model continue it up to the
-    excerpt's length.
+    """Use a beginning of each excerpt, of random length up to half of it, as a prompt, and let the tiny model continue
+    it up to the excerpt's length.
 
     excerpts: token ids, int32 [number of excerpts, length].
     weights: folder of the model.
@@ -133,7 +136,7 @@ def continue_excerpts(
     Returns prompts with their continuations, in the shape of `excerpts`, padded with -1 where a continuation ends
     early, and the lengths of the prompts, int64 [number of excerpts].
     """
-    lengths = np.random.default_rng(1).integers(SHORTEST_PROMPT, LONGEST_PROMPT, len(excerpts))
+    lengths = np.random.default_rng(1).integers(SHORTEST_PROMPT, excerpts.shape[1] // 2, len(excerpts))
     prompts = [row[:length].tolist() for row, length in zip(excerpts, lengths, strict=True)]
     texts = np.full_like(excerpts, -1)
     with LLM(str(weights), max_num_seqs=AT_ONCE, skip_tokenizer_init=True, disable_log_stats=True) as llm:

@@ -256,6 +256,46 @@ def test_a_proposer_that_drafts_again_is_not_idle() -> None:
     assert not budget.stays_idle(requests)
 
 
+def test_a_retry_is_not_due_where_no_request_may_draft() -> None:
+    budget, requests = budget_at(0.01, "a"), [request_of("a")]
+    budget._off.add("a")
+    budget.share(requests, [0], Expected(1, 1))
+    budget.begin_idle(requests)
+    for _ in range(budgets.NUM_IDLE):
+        budget.end_step(1.0)
+        assert budget._retries.is_due
+        assert budget.stays_idle(requests)
+        budget.pass_idle_step()
+    assert not budget.stays_idle(requests), "costs may have changed"
+
+
+def test_a_choice_holds_while_only_another_proposer_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, requests, chosen = budget_at(0.01, "a"), [request_of("a")], []
+    monkeypatch.setattr(budget, "_choose", lambda rows, limits: chosen.append(1) or [0])
+    monkeypatch.setattr(type(budget._retries), "is_due", False)
+    for _ in range(2 * budgets.NUM_HELD):
+        assert budget.share(requests, [9], Expected(1, 1)) == [0]
+        budget.begin_idle(requests)
+    assert len(chosen) == 2
+    budget.pass_idle_step()
+    budget.share(requests, [9], Expected(1, 1))
+    assert len(chosen) == 3
+
+
+def test_a_retry_pays_for_being_observed() -> None:
+    costs = []
+    for observed_s in (0.0, 5.0):
+        budget, requests = budget_at(0.01, "a"), [request_of("a")]
+        for _ in range(9):
+            budget.observed(1, observed_s)
+        budget._choose = lambda rows, limits: [0]  # type: ignore[method-assign]
+        assert budget.share(requests, [9], Expected(1, 1)) == [budgets.RETRY_TOKENS]
+        budget.levels([9], CPU)
+        budget.keep(draft_of([([5], [-1])]))
+        costs.append(budget._retries._cost_s)
+    assert costs[1] - costs[0] == pytest.approx(5.0, abs=0.1)
+
+
 def test_the_memory_of_shared_rates_is_in_draft_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in batches: a large one would make it longer."""
     monkeypatch.setattr(rates, "SHARED_DECAY", 1 - 1 / 1000)

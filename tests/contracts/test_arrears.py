@@ -171,6 +171,27 @@ def test_the_proposer_is_not_asked_about_requests_that_exceeded_the_bound(ledger
     assert asked | lost == {f"request-{i}" for i in range(5)}
 
 
+def test_a_long_request_does_not_push_out_the_others(ledger_llm: Any) -> None:
+    llm = ledger_llm()
+    observer, engine = observer_of(llm), llm.engine
+    observer._max_tokens = 40
+    observer.is_off = lambda request: True
+    short = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS[:2]]
+    engine.step()
+    long = engine.add_request([*PROMPTS[2], *range(30)], GREEDY)
+    engine.step()
+    assert [observer.is_lost(engine._requests[each]) for each in (*short, long)] == [False, False, True]
+
+
+def test_requests_that_cannot_draft_any_more_are_not_observed(ledger_llm: Any, generate: Any) -> None:
+    llm = ledger_llm()
+    observer = observer_of(llm)
+    observer._plan = evolve(observer._plan, max_model_len=len(PROMPTS[0]) + 4)
+    generate(llm, PROMPTS, GREEDY)
+    assert {len(page.token_ids) <= len(PROMPTS[0]) + 4 for page in pages(llm)} == {True}
+    assert {len(page.token_ids) >= len(PROMPTS[0]) for page in pages(llm)} == {True}
+
+
 def test_rows_of_requests_that_are_gone_are_freed() -> None:
     """The requests of a forward pass share a tensor, which must not stay in memory for one of them alone."""
     arrears, requests = Arrears(torch.device("cpu")), [_request(i) for i in range(8)]
@@ -245,7 +266,7 @@ def rows_of_another_request(patch: pytest.MonkeyPatch) -> None:
 
 
 def shown_twice(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Arrears, "drop", lambda self, request: None)
+    patch.setattr(Arrears, "_remove", lambda self, request: None)
 
 
 @pytest.fixture(

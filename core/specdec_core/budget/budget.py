@@ -25,16 +25,15 @@ RETRY_TOKENS = 4
 """Draft tokens of a request that is tried again."""
 MOST_LEVELS = 64
 """Levels that are considered before drafting; a request for which all of them pay may have any number."""
-MOST_SAVED = 4
-"""Draft tokens are judged one by one if verifying all of them takes this many times as long as judging: of that, a part
-is saved."""
+LEAST_RATIO = 4
+"""Draft tokens are judged one by one only if verifying them takes at least this many times as long as judging."""
 NUM_BETWEEN_CUTS = 64
 """Steps after which they are judged anyway, to measure how long that takes."""
 ALL = np.ones(1)
 """The worth of every request's draft tokens where no other proposer drafts."""
 NUM_HELD = 8
-"""Drafts from which is learned at once, and steps for which the choice before drafting holds if the requests stay the
-same: both take as long as a small draft."""
+"""Steps for which a choice before drafting holds while the requests stay the same. Then is learned from all that was
+drafted meanwhile: choosing and learning each take as long as a small draft."""
 NUM_IDLE = 32
 """Steps for which the choice holds that no request drafts: only costs may change meanwhile."""
 
@@ -48,8 +47,8 @@ class Budget:
     3. `keep`, after drafting: which chosen draft tokens are verified. Sampled ones must not be dropped.
 
     What a request gains is learned from earlier drafts (`Survival`), what a step costs from measured steps
-    (`CostCurve`) and drafts (`Clock`). Requests that do not draft are tried again from time to time. All of this
-    affects how many tokens a step yields, never which.
+    (`CostCurve`) and drafts (`Clock`). Requests that do not draft are tried again from time to time. None of this
+    changes the distribution of the output, nor the text of a request whose drafts are chosen.
 
     curve: of the target, shared by all proposers of an engine.
     num_speculative_tokens: the most draft tokens of a request in a step, for this proposer.
@@ -67,6 +66,7 @@ class Budget:
         self._off: set[str] = set()  # ids of requests that do not draft
         self._is_all_off = False
         self._retries = Retries()
+        self._can_retry = True  # some request of the last step may have draft tokens
         self._num_retried = 0  # requests that draft in this step only because they are tried again
         self._judged: set[str] = set()  # ids of requests about which `share` has decided
         self._num_steps = 0
@@ -77,7 +77,7 @@ class Budget:
         # Of this step: the requests that draft, and what they may ask.
         self._requests: Sequence[RequestView] = ()
         self._rows = np.empty(0, dtype=np.int64)
-        self._worth = ALL  # the share of their accepted draft tokens that other proposers are to miss
+        self._worth = ALL  # the share of their accepted draft tokens that other proposers are expected not to have
         self._known: tuple[Sequence[RequestView], np.ndarray] = (), self._rows
         self._levels: Levels | None = None
         self._so_far = Expected(0, 0)
@@ -105,16 +105,17 @@ class Budget:
         return self._is_all_off and request.id not in self._judged and not self._retries.is_due
 
     def stays_idle(self, requests: Sequence[RequestView]) -> bool:
-        """Whether it is already decided that none of these requests drafts in this step. Counts a step if so."""
-        if requests != self._idle or self._num_idle >= NUM_IDLE or self._retries.is_due:
-            self._idle = None
-            return False
-        self._num_idle += 1
-        return True
+        """Whether it is already decided that none of these requests drafts in this step."""
+        is_due = self._can_retry and self._retries.is_due
+        return requests == self._idle and self._num_idle < NUM_IDLE and not is_due
 
     def begin_idle(self, requests: Sequence[RequestView]) -> None:
         """Decide that these requests, of which none drafts in this step, do not draft in the next ones."""
         self._idle, self._num_idle = list(requests), 0
+
+    def pass_idle_step(self) -> None:
+        """Count a step in which no proposer was asked."""
+        self._num_idle += 1
         self._held = None  # the next choice is a new one
 
     def share(self, requests: Sequence[RequestView], limits: Sequence[int], so_far: Expected) -> list[int]:
@@ -126,6 +127,7 @@ class Budget:
         self._started, self._idle = perf_counter(), None
         self._so_far, self._num_retried, self._drafted_s = so_far, 0, 0.0
         asked = [request for request, limit in zip(requests, limits, strict=True) if limit]
+        self._can_retry = bool(asked)
         if not asked:
             return list(limits)
         most = [limit for limit in limits if limit]
@@ -170,7 +172,8 @@ class Budget:
         self._time(levels, size, drafted_s)
         if self._num_retried:
             self._pay_retry(now - self._started, size)
-        whole = evolve(draft, q=None, q_to_target=None, q_ids=None)  # these are large, and not looked at
+        # q is large, and not looked at.
+        whole = draft if draft.q is None else evolve(draft, q=None, q_to_target=None, q_ids=None)
         if draft.num_nodes:
             self._nodes_per_level += 0.1 * (draft.num_nodes / size / max(1, draft.max_depth) - self._nodes_per_level)
             if draft.scores is not None and is_read and self._is_worth_cutting(draft):
@@ -250,11 +253,14 @@ class Budget:
         return [number or min(limit, RETRY_TOKENS) for number, limit in zip(numbers, limits, strict=True)]
 
     def _pay_retry(self, drafted_s: float, num_drafting: int) -> None:
-        """Charge the requests that are tried again for their draft tokens, and for drafting if no other drafts."""
+        """Charge the requests that are tried again for their draft tokens, and for drafting and observing if no other
+        drafts."""
         seconds, rows = self._curve.seconds, self._so_far.num_rows
         most = len(seconds) - 1
         more_s = float(seconds[min(rows + self._num_retried * RETRY_TOKENS, most)] - seconds[min(rows, most)])
-        self._retries.pay(more_s + (drafted_s if num_drafting == self._num_retried else 0.0))
+        if num_drafting == self._num_retried:
+            more_s += drafted_s + self._observe.seconds(num_drafting)
+        self._retries.pay(more_s)
 
     def _time(self, levels: Levels | None, size: int, drafted_s: float) -> None:
         if levels is None or levels.first_s is None or not levels.num_forwarded:
@@ -271,7 +277,7 @@ class Budget:
         seconds, rows = self._curve.seconds, self._so_far.num_rows
         most = len(seconds) - 1
         more_s = seconds[min(rows + draft.num_nodes, most)] - seconds[min(rows, most)]
-        return bool(more_s > MOST_SAVED * self._cutting.seconds(draft.batch_size))
+        return bool(more_s > LEAST_RATIO * self._cutting.seconds(draft.batch_size))
 
     def _cut(self, draft: Draft, drafted_s: float) -> Draft:
         nodes = Nodes.of(draft)

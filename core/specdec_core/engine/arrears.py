@@ -31,10 +31,11 @@ class _Segment:
     def num_rows(self) -> int:
         return sum(self.counts) * len(self.steps)
 
-    def features(self, i: int, tap: str) -> torch.Tensor:
-        """[num_tokens, width]   those of the request at index i."""
-        start, end = sum(self.counts[:i]), sum(self.counts[: i + 1])
-        return torch.cat([step[tap][start:end] for step in self.steps])
+    def split(self, tap: str) -> list[torch.Tensor]:
+        """Those of each request, [num_tokens, width]."""
+        of_steps = torch.stack([step[tap] for step in self.steps])
+        ends = accumulate(self.counts)
+        return [of_steps[:, end - count : end].flatten(0, 1) for end, count in zip(ends, self.counts, strict=True)]
 
 
 class Arrears:
@@ -90,13 +91,11 @@ class Arrears:
         token_ids = np.concatenate([r.token_ids[start:end] for r, start, end in zip(taken, starts, ends, strict=True)])
         positions = np.concatenate([np.arange(start, end) for start, end in zip(starts, ends, strict=True)])
         following = [int(request.token_ids[end]) for request, end in zip(taken, ends, strict=True)]
-        features = {
-            tap: torch.cat([segment.features(i, tap) for of_one in places for segment, i in of_one])
-            for tap in places[0][0][0].steps[0]
-        }
+        features = {tap: torch.cat(of_each) for tap, of_each in _features(places).items()}
         device = self._device
         for request in taken:
-            self.drop(request)
+            self._remove(request)
+        self._compact()
         return Observation(
             requests=tuple(taken),
             starts=tuple(starts),
@@ -112,6 +111,15 @@ class Arrears:
 
     def drop(self, request: Request) -> None:
         """Forget what is stored of a request."""
+        self._remove(request)
+        self._compact()
+
+    def counts(self) -> dict[Request, int]:
+        """The number of stored tokens of each request."""
+        first = {request_id: places[0] for request_id, places in self._places.items()}
+        return {segment.requests[i]: self._num_tokens(request_id) for request_id, (segment, i) in first.items()}
+
+    def _remove(self, request: Request) -> None:
         for segment, i in self._places.pop(request.id, ()):
             self.num_tokens -= segment.counts[i] * len(segment.steps)
             segment.num_live -= segment.counts[i]
@@ -119,23 +127,32 @@ class Arrears:
                 self._num_rows -= segment.num_rows
             if segment is self._open:
                 self._open = None
-        if self._num_rows > 2 * self.num_tokens:
-            self._compact()
-
-    def largest(self) -> Request:
-        """The request with the most stored tokens."""
-        (segment, i), *_ = self._places[max(self._places, key=self._num_tokens)]
-        return segment.requests[i]
 
     def _num_tokens(self, request_id: str) -> int:
         return sum(segment.counts[i] * len(segment.steps) for segment, i in self._places[request_id])
 
     def _compact(self) -> None:
-        """Copy what is stored, so that no row of another request is kept in memory."""
-        for request_id, places in self._places.items():
+        """If more than half of all rows in memory are of requests that are gone, copy the others."""
+        if self._num_rows <= 2 * self.num_tokens:
+            return
+        features = _features(list(self._places.values()))
+        for number, (request_id, places) in enumerate(self._places.items()):
             (first, i), *_ = places
             count = self._num_tokens(request_id)
-            features = {tap: torch.cat([each.features(j, tap) for each, j in places]) for tap in first.steps[0]}
-            one = _Segment([first.requests[i]], [count], [first.starts[i]], count, [features])
+            own = {tap: of_each[number] for tap, of_each in features.items()}
+            one = _Segment([first.requests[i]], [count], [first.starts[i]], count, [own])
             self._places[request_id] = [(one, 0)]
         self._open, self._num_rows = None, self.num_tokens
+
+
+def _features(places: Sequence[Sequence[tuple[_Segment, int]]]) -> dict[str, list[torch.Tensor]]:
+    """Return what is stored of each of several requests, {tap: [[num_tokens, width] of each]}, as copies.
+
+    places: of each request, its segments and its index in them.
+    """
+    segments = {id(segment): segment for of_one in places for segment, _ in of_one}
+    found: dict[str, list[torch.Tensor]] = {}
+    for tap in next(iter(segments.values())).steps[0] if segments else ():
+        parts = {key: segment.split(tap) for key, segment in segments.items()}
+        found[tap] = [torch.cat([parts[id(segment)][i] for segment, i in of_one]) for of_one in places]
+    return found

@@ -61,7 +61,8 @@ class Observer:
             taps, number = self._plan.taps, self._plan.top_tokens
             self._show(observation_of(schedule, computed, draft, verdict, on, taps, number))
         if len(on) < len(wanted):
-            off = [i for i in wanted if i not in set(on)]
+            shown = set(on)
+            off = [i for i in wanted if i not in shown]
             is_sound, accepted = verdict.token_ids[:, 0].numpy() >= 0, verdict.num_accepted.numpy()
             counts = np.where(is_sound, np.asarray(schedule.num_known) + accepted, 0)[off].tolist()
             self._put_off(schedule, computed, verdict, off, counts)
@@ -101,7 +102,9 @@ class Observer:
 
     def may_ever_draft(self, request: Request) -> bool:
         """Whether the proposer may draft for a request, at once or after a late observation."""
-        return not self.is_lost(request) and request.may_use(self._proposer.name)
+        longest = self._plan.max_model_len
+        is_short = longest is None or request.num_tokens < longest
+        return is_short and request.may_draft and request.may_use(self._proposer.name) and not self.is_lost(request)
 
     def is_lost(self, request: Request) -> bool:
         """Whether hidden states of the request were dropped, so that it does not draft until it starts over."""
@@ -113,12 +116,8 @@ class Observer:
         """Store the hidden states of the requests with these indices, for which this proposer did not draft: of the
         first `counts` tokens of each that are final."""
         requests = [schedule.requests[i] for i in off]
-        num_tokens = sum(counts)
-        while self._arrears.num_tokens and self._arrears.num_tokens + num_tokens > self._max_tokens:
-            most = self._arrears.largest()
-            self._arrears.drop(most)
-            self._lost.add(most)
-            self._last = [], [], None
+        if self._arrears.num_tokens + sum(counts) > self._max_tokens:
+            self._make_room(dict(zip(requests, counts, strict=True)))
         pairs = zip(requests, counts, strict=True)
         counts = [count if self.may_ever_draft(request) else 0 for request, count in pairs]
         if not any(counts):
@@ -129,3 +128,17 @@ class Observer:
             rows = torch.from_numpy(numbers).to(computed.batch.token_ids.device)
             features = {tap: computed.features[tap].index_select(0, rows) for tap in self._plan.taps}
         self._arrears.keep(requests, counts, features)
+
+    def _make_room(self, added: dict[Request, int]) -> None:
+        """Drop what is stored of the requests that would have the most tokens, until no more than max_tokens are stored
+        with `added`, {request: number of tokens}."""
+        numbers = self._arrears.counts()
+        for request, number in added.items():
+            numbers[request] = numbers.get(request, 0) + number
+        num_tokens = sum(numbers.values())
+        while num_tokens > self._max_tokens:
+            most = max(numbers, key=numbers.__getitem__)
+            num_tokens -= numbers.pop(most)
+            self._arrears.drop(most)
+            self._lost.add(most)
+        self._last = [], [], None

@@ -54,8 +54,12 @@ class Speculation:
     def is_idle(self, requests: Sequence[Request]) -> bool:
         """Whether it was decided in earlier steps that none of the scheduled requests drafts in this one. Always, if
         there is no proposer. Called before the other methods in each step."""
-        stay_idle = [each.budget is not None and each.budget.stays_idle(requests) for each in self.drafters]
-        self._is_idle = all(stay_idle)
+        budgets = [each.budget for each in self.drafters]
+        self._is_idle = all(budget is not None and budget.stays_idle(requests) for budget in budgets)
+        if self._is_idle:
+            for budget in budgets:
+                assert budget is not None
+                budget.pass_idle_step()
         return self._is_idle
 
     def announce(self, schedule: Schedule) -> None:

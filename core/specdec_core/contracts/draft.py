@@ -87,7 +87,7 @@ class Draft:
     def num_nodes(self) -> int:
         return self.offsets[-1]
 
-    @property
+    @cached_property
     def num_nodes_per_request(self) -> list[int]:
         return [end - start for start, end in pairwise(self.offsets)]
 

@@ -27,6 +27,8 @@ class Verdict:
     num_accepted: torch.Tensor  # int32 [batch]   accepted draft tokens, never counting the recovered or bonus token
 
     def on_host(self) -> Verdict:
+        if self.token_ids.device.type == "cpu":
+            return self
         return Verdict(self.token_ids.cpu(), self.rows.cpu(), self.num_accepted.cpu())
 
 

@@ -103,7 +103,7 @@ class Drafter:
         root_positions = torch.tensor([r.num_tokens - 1 for r in drafting], device=self._device)
         batch = ProposerBatch(
             requests=drafting,
-            root_token_ids=torch.tensor([int(r.token_ids[-1]) for r in drafting], device=self._device),
+            root_token_ids=torch.tensor([r.last_token_id for r in drafting], device=self._device),
             root_positions=root_positions,
             temperature=torch.tensor(
                 [0.0 if r.params.is_greedy else r.params.temperature for r in drafting], device=self._device

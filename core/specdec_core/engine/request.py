@@ -84,6 +84,7 @@ class Request:
         self.error: str | None = None
         self._decodes_as_it_goes = text is not None and (is_streamed or bool(params.stop))
         self._text_is_complete = False
+        self.last_token_id = int(prompt_token_ids[-1])
         self._buffer = np.empty(max_total_tokens, dtype=np.int64)
         self._buffer[: self.num_tokens] = prompt_token_ids
         self._readable = self._buffer.view()
@@ -154,6 +155,7 @@ class Request:
         for token_id in token_ids:
             self._buffer[self.num_tokens] = token_id
             self.num_tokens += 1
+            self.last_token_id = token_id
             self._check_token(token_id, eos_token_ids)
             own = None
             if self.logprobs is not None:

@@ -46,9 +46,8 @@ class Runner:
         the requests that ask for them, and are no part of the result."""
         num_padded = self._target.attention.padded(sum(schedule.num_known) + draft.num_nodes)
         batch = StepBatch.of(schedule, draft, num_padded, self._target.info.device)
-        starts = [request.num_computed for request in schedule.requests]
-        metadata = self._kv.metadata(schedule.request_ids, starts, batch.lengths)
-        parts = prompt_parts(schedule, batch)
+        metadata = self._kv.metadata(schedule.request_ids, batch.starts, batch.lengths)
+        parts = prompt_parts(schedule, batch) if schedule.num_prefill_tokens else []
         rows = torch.cat([batch.rows, rows_of(parts, batch.rows.device)]) if parts else batch.rows
         logits, features = self._target.forward(batch.token_ids, batch.positions, metadata, batch.visibility, rows)
         if parts:

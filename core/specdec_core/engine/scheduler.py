@@ -31,6 +31,7 @@ class Schedule:
     """
 
     requests: list[Request] = field(factory=list)
+    request_ids: list[str] = field(factory=list)
     num_known: list[int] = field(factory=list)
     budgets: list[int] = field(factory=list)
     preempted: list[Request] = field(factory=list)
@@ -40,16 +41,13 @@ class Schedule:
 
     def add(self, request: Request, num_known: int) -> None:
         self.requests.append(request)
+        self.request_ids.append(request.id)
         self.num_known.append(num_known)
         self.budgets.append(0)
         if request.is_decoding:
             self.num_decode_requests += 1
         else:
             self.num_prefill_tokens += num_known
-
-    @property
-    def request_ids(self) -> list[str]:
-        return [request.id for request in self.requests]
 
     @property
     def whole_requests(self) -> list[Request | None]:

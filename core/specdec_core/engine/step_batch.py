@@ -33,6 +33,7 @@ class StepBatch:
     """The inputs of one forward pass, as one flat batch: for each request its next prompt or output tokens, then its
     draft tokens. Padding comes last."""
 
+    starts: list[int]  # [batch]   each request's first position
     lengths: tuple[int, ...]  # [batch]   num_known + num_nodes
     token_offsets: np.ndarray  # int64 [batch]   where each request begins in the flat batch
     token_ids: torch.Tensor  # int64 [num_tokens]
@@ -47,19 +48,29 @@ class StepBatch:
         num_nodes = draft.num_nodes_per_request
         lengths = num_known + num_nodes
         offsets = lengths.cumsum() - lengths
-        starts = np.array([request.num_computed for request in schedule.requests])
-        roots = starts + num_known - 1
+        starts = [request.num_computed for request in schedule.requests]
+        first = np.array(starts)
+        roots = first + num_known - 1
         token_ids = np.zeros(num_padded, dtype=np.int64)
         positions = np.zeros(num_padded, dtype=np.int64)
-        for request, offset, start, known in zip(schedule.requests, offsets, starts, num_known, strict=True):
-            token_ids[offset : offset + known] = request.token_ids[start : start + known]
-            positions[offset : offset + known] = np.arange(start, start + known)
+        if schedule.num_prefill_tokens:
+            pairs = zip(schedule.requests, schedule.num_known, strict=True)
+            before = num_known.cumsum() - num_known
+            numbers = np.arange(num_known.sum())
+            known = numbers + (offsets - before).repeat(num_known)
+            token_ids[known] = np.concatenate([r.token_ids[r.num_computed : r.num_computed + n] for r, n in pairs])
+            positions[known] = numbers + (first - before).repeat(num_known)
+        else:  # the roots
+            token_ids[offsets] = [request.last_token_id for request in schedule.requests]
+            positions[offsets] = first
 
-        layout = draft.host_layout
-        rows = np.arange(len(layout.up)) + (offsets + num_known - 1 - layout.root_rows)[layout.row_requests]
-        nodes = rows[layout.node_rows]
-        token_ids[nodes] = draft.host_token_ids
-        positions[nodes] = (roots[layout.row_requests] + layout.row_depths)[layout.node_rows]
+        rows = offsets + num_known - 1
+        if draft.num_nodes:
+            layout = draft.host_layout
+            rows = np.arange(len(layout.up)) + (rows - layout.root_rows)[layout.row_requests]
+            nodes = rows[layout.node_rows]
+            token_ids[nodes] = draft.host_token_ids
+            positions[nodes] = (roots[layout.row_requests] + layout.row_depths)[layout.node_rows]
         prefix_lens, more_slots = tree_mask(draft, positions, rows, roots)
 
         def on_device(array: np.ndarray) -> torch.Tensor:
@@ -67,6 +78,7 @@ class StepBatch:
 
         flat_positions = on_device(positions)
         return cls(
+            starts=starts,
             lengths=tuple(lengths.tolist()),
             token_offsets=offsets,
             token_ids=on_device(token_ids),

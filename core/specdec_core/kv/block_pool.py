@@ -70,17 +70,18 @@ class BlockPool:
         self._settle()
         table = self._tables[request_id]
         missing = -(-num_slots // self.block_size) - len(table)
+        if missing <= 0:
+            return
         if missing > self.num_free:
             raise CapacityError(
                 f"request {request_id!r} needs {missing} more KV blocks of {self.block_size} tokens for {num_slots} "
                 f"tokens, and {self.num_free} of {self.num_blocks} are free: run fewer requests at once, shorten "
                 f"them, or raise num_kv_blocks"
             )
-        if missing > 0:
-            self._is_moving = True
-            self.rows.change(request_id, len(table))
-            table += self.take(missing)
-            self._is_moving = False
+        self._is_moving = True
+        self.rows.change(request_id, len(table))
+        table += self.take(missing)
+        self._is_moving = False
 
     def shrink(self, request_id: str, num_slots: int) -> None:
         """Free the blocks that the request's first `num_slots` slots do not need."""

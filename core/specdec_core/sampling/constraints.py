@@ -152,7 +152,7 @@ class ConstrainedRows:
     def counts(self) -> np.ndarray:
         """int64 [num_requests]   the number of rows of each request: one for its last token and one for each draft
         token, padding included."""
-        num_nodes = self.paths.draft.num_nodes_per_request  # computed at every access
+        num_nodes = self.paths.draft.num_nodes_per_request
         return np.array([num_nodes[b] + 1 for b in self.batch_indices])
 
     @property

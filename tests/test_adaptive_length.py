@@ -148,3 +148,31 @@ def test_drafts_after_a_long_pause_are_those_of_a_head_that_had_none() -> None:
         assert all(a == b for a, b in zip(ours, theirs, strict=False))
     assert sum(min(map(len, pair)) for pair in pairs) > 2 * len(pairs)
     assert min(length for _, length in paused.drafts) > 200
+
+
+@pytest.mark.parametrize("method", ["draft_model", "eagle3"])
+def test_drafts_that_are_off_cost_no_cached_prefix(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose cached tokens its draft lacks does not draft. Sooner or later one computes them all, to try
+    drafting again."""
+    config = {"method": method, "adaptive_draft_length": True}
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    with LLM("tiny", dtype="float32", kv_manager="prefix", speculative_config=config) as llm:
+        drafter = llm.engine._speculation.drafters[0]
+
+        def drafts_of(number: int) -> tuple[Any, int]:
+            monkeypatch.setattr(Budget, "_choose", lambda self, rows, limits: [number] * len(limits))
+            (output,) = llm.generate(PROMPTS[2], params, use_tqdm=False)
+            counts = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
+            return output, counts["vllm:spec_decode_num_draft_tokens"]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(drafter.budget._retries), "is_due", False)
+            first, num_before = drafts_of(0)
+            second, num_then = drafts_of(0)
+            third, num_after = drafts_of(3)  # it would, but lacks the first tokens
+        assert (first.num_cached_tokens, num_before, num_then, num_after) == (0, 0, 0, 0)
+        assert second.num_cached_tokens == third.num_cached_tokens > 0
+        found = [drafts_of(3) for _ in range(40)]
+    assert found[-1][1] > 0, "it was never tried again"
+    texts = {tuple(output.outputs[0].token_ids) for output in (first, second, third, *(each for each, _ in found))}
+    assert len(texts) == 1

@@ -197,7 +197,7 @@ class Budget:
     def end_step(self, seconds: float) -> None:
         """Count the time of a step."""
         self._num_steps += 1
-        if self._off:
+        if self._off or self._is_all_off:
             self._retries.save(seconds)
 
     def _rows_of(self, requests: Sequence[RequestView]) -> np.ndarray:

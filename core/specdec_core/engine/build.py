@@ -146,23 +146,22 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
     token_texts, verification = TokenTexts(tokenizer), Verification(plugins, design.speculative)
     runner = Runner(target, kv, token_texts)
     curve = _cost_curve(design, runner, verification, kv)
-    drafters, draft_groups = [], {}
+    drafters = []
     for method in design.methods:
-        of_draft = None
+        group = of_draft = None
         if method.plan.kv_layout is not None:
             with building(f"KV manager {design.kv_spec.name!r}", "allocate a draft's cache"):
                 group = kv.add_group(method.plan.kv_layout, method.spec.name, method.plan.lookahead)
             of_draft = attention.of_group(group, method.plan.kv_layout.num_layers, method.ops)
-            draft_groups[method.spec.name] = group
         with _explaining(method.config, method.spec, plugins):
-            drafters.append(_drafter(method, design, target, of_draft, curve))
+            drafters.append(_drafter(method, design, target, group, of_draft, curve))
     speculation = Speculation(drafters, device, curve, _loss_watch(design, curve))
     return Parts(
         target=target,
         kv=kv,
         runner=runner,
         speculation=speculation,
-        scheduler=_scheduler(design, kv, draft_groups, speculation),
+        scheduler=_scheduler(design, kv, speculation),
         verification=verification,
         token_texts=token_texts,
         num_speculative_tokens=design.num_speculative_tokens,
@@ -342,12 +341,17 @@ def _cost_curve(design: Design, runner: Runner, verification: Verification, kv: 
 
 
 def _drafter(
-    method: Method, design: Design, target: Model, attention: PagedAttention | None, curve: CostCurve | None
+    method: Method,
+    design: Design,
+    target: Model,
+    group: int | None,
+    attention: PagedAttention | None,
+    curve: CostCurve | None,
 ) -> Drafter:
     """Build the proposer of a method, and the `Drafter` that calls it.
 
-    attention: paged attention over the KV cache of the draft model's own layers; None if the method's plan has no
-        kv_layout.
+    group, attention: the KV cache's group of the draft's own layers, and paged attention over it; None if the method's
+        plan has no kv_layout.
     """
     number, layout = method.config.num_speculative_tokens, method.plan.kv_layout
     budget = None
@@ -359,6 +363,7 @@ def _drafter(
         NamedProposer(proposer, method.spec.name),
         method.plan,
         num_speculative_tokens=number,
+        group=group,
         max_tokens=design.config.max_num_batched_tokens,
         vocab_size=target.info.vocab_size,
         device=target.info.device,
@@ -366,7 +371,7 @@ def _drafter(
     )
 
 
-def _scheduler(design: Design, kv: KVManager, draft_groups: Mapping[str, int], speculation: Speculation) -> Scheduler:
+def _scheduler(design: Design, kv: KVManager, speculation: Speculation) -> Scheduler:
     config, speculative = design.config, design.speculative
     most_requests = speculative.disable_by_batch_size if speculative else None
     return Scheduler(
@@ -376,8 +381,7 @@ def _scheduler(design: Design, kv: KVManager, draft_groups: Mapping[str, int], s
         max_num_batched_tokens=config.max_num_batched_tokens,
         block_size=config.block_size,
         scratch_slots=design.plan.scratch_slots,
-        draft_groups=draft_groups,
-        is_idle=speculation.is_idle,
+        drafting=speculation,
     )
 
 

@@ -30,6 +30,7 @@ class Drafter:
 
     plan: what the proposer needs from the engine.
     num_speculative_tokens: the most draft tokens of a request in a step, for this proposer.
+    group: the KV cache's group of its layers; None: it has none.
     max_tokens: the most tokens whose hidden states are stored, to be shown to the proposer later.
     budget: decides how much to draft (adaptive_draft_length); None: as much as the scheduler allows.
     reads_drafts: whether drafts are checked on the host (`draft_check`) if their values can be read without waiting for
@@ -42,13 +43,14 @@ class Drafter:
         plan: Plan,
         *,
         num_speculative_tokens: int,
+        group: int | None,
         max_tokens: int,
         vocab_size: int,
         device: torch.device,
         budget: Budget | None = None,
     ) -> None:
         self.proposer, self.plan, self.observer = proposer, plan, Observer(proposer, plan, max_tokens, device)
-        self.budget = budget
+        self.budget, self.group = budget, group
         if budget is not None:
             self.observer.is_off = budget.is_off
         self.reads_drafts = True

@@ -90,6 +90,11 @@ class Observer:
         if self._arrears.num_tokens and (late := self._arrears.take(requests)) is not None:
             self._show(late)
 
+    def begin(self, request: Request, *, is_whole: bool) -> None:
+        """Note that a request starts, or starts over. is_whole: whether the proposer sees, or has cached, all of its
+        tokens."""
+        (self._lost.discard if is_whole else self._lost.add)(request)
+
     def forget(self, request: Request) -> None:
         """Drop the stored hidden states of a request that has ended or starts over."""
         self._arrears.drop(request)

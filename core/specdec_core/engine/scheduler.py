@@ -7,10 +7,10 @@ tokens come first, those of running requests before those of waiting ones. Draft
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import count
 from numbers import Integral
-from types import MappingProxyType
+from typing import Protocol
 
 from attrs import define, field
 
@@ -57,6 +57,19 @@ class Schedule:
         return [request if num_known == request.num_pending else None for request, num_known in pairs]
 
 
+class Drafting(Protocol):
+    """What the scheduler asks about drafts. `Speculation` implements it."""
+
+    def is_idle(self, requests: Sequence[Request]) -> bool:
+        """Whether none of these requests drafts in this step."""
+
+    def groups_of(self, request: Request) -> list[int]:
+        """The KV cache's groups of drafts that must have a cached token of this request, beside the target's."""
+
+    def admitted(self, request: Request, num_cached: int) -> None:
+        """Note that a request starts, or starts over, with so many cached tokens."""
+
+
 class Scheduler:
     """Schedules requests in the order in which they came, running requests before waiting ones, and then their drafts.
     Drafts only get tokens and KV blocks that no scheduled request needs for its known tokens. When KV blocks run out
@@ -68,8 +81,6 @@ class Scheduler:
     limit: decides the most draft tokens of a request.
     scratch_slots: the number of KV-cache slots per request that a proposer may overwrite while it drafts. The first is
         the slot of the root (the request's last token).
-    draft_groups: the KV cache's groups of layers that belong to drafts, by method.
-    is_idle: whether none of these requests drafts in this step.
     """
 
     def __init__(
@@ -81,8 +92,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         block_size: int,
         scratch_slots: int,
-        draft_groups: Mapping[str, int] = MappingProxyType({}),
-        is_idle: Callable[[Sequence[Request]], bool] = lambda requests: False,
+        drafting: Drafting,
     ) -> None:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
@@ -92,8 +102,7 @@ class Scheduler:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._block_size = block_size
         self._scratch_slots = scratch_slots
-        self._draft_groups = draft_groups
-        self._is_idle = is_idle
+        self._drafting = drafting
         self._stuck: tuple[str, int] | None = None  # a request that did not fit, with so many free blocks
         self._turns = count()
 
@@ -177,7 +186,7 @@ class Scheduler:
     def _deal_drafts(self, room: int, num_running: int, schedule: Schedule) -> None:
         """Set the scheduled requests' budgets: deal out `room` draft tokens evenly, and reserve their slots. A request
         whose draft finds too few free KV blocks gets none. Those that got more than others come last next time."""
-        if self._is_idle(schedule.requests):
+        if self._drafting.is_idle(schedule.requests):
             return
         wanted = [self._limit(request, num_running) for request in schedule.requests]
         drafting = [i for i, number in enumerate(wanted) if number]
@@ -194,14 +203,14 @@ class Scheduler:
     def _cached(self, request: Request) -> int:
         """Register a request with the KV manager and return how many of the request's tokens are in the prefix cache.
         Raises PluginError if the number that the KV manager returns is impossible."""
-        groups = [group for method, group in self._draft_groups.items() if request.may_use(method)]
         token_ids = request.reusable_token_ids
-        found = self._kv.admit(request.id, token_ids, request.cache_salt, groups)
+        found = self._kv.admit(request.id, token_ids, request.cache_salt, self._drafting.groups_of(request))
         if not isinstance(found, Integral) or found % self._block_size or not 0 <= found <= max(0, len(token_ids) - 1):
             raise PluginError(
                 f"{type(self._kv).__name__}.admit returned {shown(found)} for {len(token_ids)} tokens: allowed are "
                 f"whole blocks of {self._block_size}, and fewer tokens than there are. Report this to its author"
             )
+        self._drafting.admitted(request, found)
         return found
 
     def _evict(self, request: Request) -> None:

@@ -62,6 +62,18 @@ class Speculation:
                 budget.pass_idle_step()
         return self._is_idle
 
+    def groups_of(self, request: Request) -> list[int]:
+        """The KV cache's groups of drafts that must have a cached token of this request: not those of methods that do
+        not draft for it at present. These would cost it the target's cached tokens."""
+        return [each.group for each in self.drafters if each.group is not None and each.observer.may_draft(request)]
+
+    def admitted(self, request: Request, num_cached: int) -> None:
+        """Note that a request starts, or starts over, with so many cached tokens. Those that a proposer's group may
+        lack are lost to it."""
+        for each in self.drafters:
+            is_whole = each.group is None or not num_cached or each.observer.may_draft(request)
+            each.observer.begin(request, is_whole=is_whole)
+
     def announce(self, schedule: Schedule) -> None:
         """Tell the proposers which requests were preempted, and which are scheduled for the first time."""
         for request in schedule.preempted:

@@ -17,7 +17,7 @@ from specdec_core.config.sampling import SamplingParams
 from specdec_tools import demo_report
 from specdec_tools.compare import Comparison, TimedModel, compare, load_both
 from specdec_tools.demo_report import ACCEPTED, Answer
-from specdec_tools.files import check_writable
+from specdec_tools.files import check_writable, write_text
 from specdec_tools.progress import working
 from specdec_tools.tasks import TASKS, Task
 
@@ -68,7 +68,7 @@ def command(ctx: click.Context, options: ModelOptions, max_tokens: int, temperat
     console.out(demo_report.EXPLANATION)
     is_identical = _print_verdict(console, answers, timed)
     if svg is not None:
-        svg.write_text(demo_report.picture(answers[0], table, method), encoding="utf-8")
+        write_text("--svg", svg, demo_report.picture(answers[0], table, method))
     if not is_identical:
         ctx.exit(1)
 

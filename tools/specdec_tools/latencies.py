@@ -67,8 +67,11 @@ class Latencies:
 def _token_times(run: Run) -> Iterator[tuple[list[float], int]]:
     """Yield for each completion the seconds from its arrival to the end of each step that gave it tokens, and the
     number of its tokens."""
-    for request_id, arrival, tokens in zip(
-        run.request_ids, run.arrivals_s or (0.0,) * len(run.request_ids), run.token_ids, strict=True
-    ):
-        ends = zip(run.reports, run.report_times_s, strict=True)
-        yield [end - arrival for report, end in ends if report.output_per_request.get(request_id)], len(tokens)
+    ends: dict[str, list[float]] = {request_id: [] for request_id in run.request_ids}
+    for report, end in zip(run.reports, run.report_times_s, strict=True):
+        for request_id, num_tokens in report.output_per_request.items():
+            if num_tokens and request_id in ends:
+                ends[request_id].append(end)
+    arrivals = run.arrivals_s or (0.0,) * len(run.request_ids)
+    for request_id, arrival, tokens in zip(run.request_ids, arrivals, run.token_ids, strict=True):
+        yield [end - arrival for end in ends[request_id]], len(tokens)

@@ -69,8 +69,7 @@ def settings(options: ModelOptions) -> tuple[list[Setting], dict[str, str]]:
         except SpecdecError as error:
             refused[name] = str(error)
             continue
-        plan = design.methods[0].plan
-        usable[plan.observes or plan.kv_layout is not None].append(name)
+        usable[design.methods[0].has_model].append(name)
         found += [Setting({"method": name}), Setting({"method": name, "adaptive_draft_length": True})]
         found += [Setting({"method": name, "num_speculative_tokens": number}) for number in NUMBERS]
     pairs = [[first, second] for first in usable[False] for second in usable[True]]

@@ -54,6 +54,12 @@ class Nodes:
             is_chain=is_chain,
         )
 
+    def accepted(self, texts: np.ndarray) -> np.ndarray:
+        """bool [n]   whether the texts contain each draft token and those above it. texts: int64 [requests, length],
+        the tokens that follow each request's root; -1: none, or not known."""
+        is_right = self.token_ids == texts[self.requests, self.depths - 1]
+        return self.down_the_tree(is_right & (self.depths > 0))
+
     def down_the_tree(self, values: np.ndarray) -> np.ndarray:
         """The product of `values` [n], 0 to 1, along the path from the root to each node; for booleans, whether all
         hold. Dead nodes keep their own value."""

@@ -94,7 +94,7 @@ class Survival:
         texts, rows = self._texts(past, width), np.concatenate([each.rows for each in past])
         is_alive = nodes.depths > 0
         followed_by = texts[nodes.requests, nodes.depths - 1]
-        is_accepted = nodes.down_the_tree(is_alive & (nodes.token_ids == followed_by))
+        is_accepted = nodes.accepted(texts)
         is_tried = is_alive & (followed_by >= 0) & ((nodes.parents < 0) | is_accepted[nodes.parents])
         if not is_tried.any():
             return

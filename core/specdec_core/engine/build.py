@@ -62,6 +62,11 @@ class Method:
     plan: Plan
     ops: Mapping[str, Callable[..., Any]]  # for the proposer's own layers and modules
 
+    @property
+    def has_model(self) -> bool:
+        """Whether it drafts with a draft model or head."""
+        return self.plan.observes or self.plan.kv_layout is not None
+
 
 @frozen(eq=False)
 class Design:
@@ -188,7 +193,9 @@ def _design(
         [] if speculative is None else [speculative] if isinstance(speculative, SpeculativeConfig) else speculative
     )
     offered = plugins.ops(target.info.device.type)
-    methods = tuple(sorted((_method(each, plugins, target, offered) for each in configs), key=_has_model))
+    methods = tuple(
+        sorted((_method(each, plugins, target, offered) for each in configs), key=lambda each: each.has_model)
+    )
     _check_together(methods)
     plan = unite([method.plan for method in methods])
     kv_spec, kv_options = _kv_manager(config, plugins)
@@ -203,10 +210,6 @@ def _design(
     memory = plan_memory(config, target, plan, bytes_per_block, draft_kv_bytes)
     resolved = ops.resolve(offered, _contexts(target))
     return Design(config, target, methods, plan, memory, kv_spec, kv_options, resolved)
-
-
-def _has_model(method: Method) -> bool:
-    return method.plan.observes or method.plan.kv_layout is not None
 
 
 def _check_together(methods: Sequence[Method]) -> None:

@@ -52,9 +52,7 @@ def _of_each(draft: Draft, verdict: Verdict) -> list[tuple[int, int]]:
     known = verdict.token_ids.numpy()[:, : texts.shape[1]]
     texts[:, : known.shape[1]] = known
     texts[np.arange(texts.shape[1]) >= verdict.num_accepted.numpy()[:, None]] = -1
-    is_alive = nodes.depths > 0
-    is_accepted = nodes.down_the_tree(is_alive & (nodes.token_ids == texts[nodes.requests, nodes.depths - 1]))
     accepted = np.zeros(size, dtype=np.int64)
-    np.maximum.at(accepted, nodes.requests, np.where(is_accepted, nodes.depths, 0))
-    numbers = np.bincount(nodes.requests[is_alive], minlength=size)
+    np.maximum.at(accepted, nodes.requests, np.where(nodes.accepted(texts), nodes.depths, 0))
+    numbers = np.bincount(nodes.requests[nodes.depths > 0], minlength=size)
     return list(zip(numbers.tolist(), accepted.tolist(), strict=True))

@@ -23,12 +23,13 @@ def plan(config: EagleConfig, target: TargetInfo, num_speculative_tokens: int, *
     found = find(config, target, is_eagle3=is_eagle3)
     config, head = found.options, found.head
     size = head.layer.head_dim
+    num_angles = 2 * size * (target.max_model_len + config.depth(num_speculative_tokens))  # in the proposer's tables
     return Plan(
         taps=head.taps,
         kv_layout=KVLayout(head.num_layers, head.layer.num_key_value_heads, size, size, target.dtype),
         lookahead=1,
         scratch_slots=config.scratch_slots(num_speculative_tokens),
-        weight_bytes=found.num_weights * target.dtype.itemsize,
+        weight_bytes=(found.num_weights + num_angles) * target.dtype.itemsize,
         output_rows=config.context_tokens(has_all=head.has_all_tokens, is_aligned=head.is_aligned) > 0,
         max_model_len=config.checked_max_model_len(target.max_model_len),
         state=found,

@@ -75,7 +75,6 @@ from specdec_core.contracts.verifier import (
     VerifierSpec as VerifierSpec,
 )
 from specdec_core.drafting import (
-    Chain as Chain,
     DraftBuilder as DraftBuilder,
     DraftPass as DraftPass,
     DynamicTree as DynamicTree,

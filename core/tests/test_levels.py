@@ -15,7 +15,8 @@ from test_trees import CPU, SHAPES, VOCAB, Path, grown, levels, logits_after, to
 
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import DEAD, Draft
-from specdec_core.drafting import Chain, DynamicTree, Level, StaticTree, TreeGrower, grower_of
+from specdec_core.drafting import DynamicTree, Level, StaticTree, TreeGrower, grower_of
+from specdec_core.drafting.chain import DeviceChain, HostChain
 from specdec_core.engine.draft_check import check_draft
 
 Patch = pytest.MonkeyPatch
@@ -101,7 +102,7 @@ def test_a_chain_is_a_static_tree(case: Case, length: int, method: str, table: s
             if is_tree:
                 grower: TreeGrower = StaticTree(stopped, TokenTree.chain(length), method, ids)
             else:
-                grower = Chain(stopped, length, method, ids)
+                grower = grower_of(stopped, TokenTree.chain(length), method, ids)
         drafts.append(grown(grower, size, case.model))
     chain, tree = drafts
     check_draft(chain, case.budgets, VOCAB, CPU)
@@ -157,14 +158,14 @@ def dead_entries_grow(patch: Patch) -> None:
 
 
 def dead_tokens_of_a_chain_grow(patch: Patch) -> None:
-    grow = Chain.grow
+    grow = DeviceChain.grow
 
     def growing(self: Any, logits: torch.Tensor) -> Level | None:
         level = grow(self, logits)
-        self._is_alive = torch.ones_like(self._is_alive)
+        self._goes_on = torch.ones_like(self._goes_on)
         return level
 
-    patch.setattr(Chain, "grow", growing)
+    patch.setattr(DeviceChain, "grow", growing)
 
 
 def dead_candidates_grow(patch: Patch) -> None:
@@ -180,7 +181,7 @@ def dead_candidates_grow(patch: Patch) -> None:
 
 
 def rows_are_those_of_another_request(patch: Patch) -> None:
-    for grower in (Chain, StaticTree, DynamicTree):
+    for grower in (HostChain, StaticTree, DynamicTree):
         patch.setattr(grower, "_level", _rolled(grower._level))
 
 

@@ -17,7 +17,7 @@ from specdec_core.config.draft_options import DraftTreeConfig
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.contracts.proposer import LevelBudget
-from specdec_core.drafting import Chain, DynamicTree, Level, TreeGrower, chain, dynamic, grow, grower_of, static
+from specdec_core.drafting import DynamicTree, Level, TreeGrower, dynamic, grow, grower_of, static
 from specdec_core.engine.draft_check import check_draft
 from specdec_core.errors import ConfigError
 
@@ -42,7 +42,7 @@ def levels(*, of_fixed_size: bool) -> Iterator[None]:
     """A context manager that sets whether a draft tree's levels have a fixed size, padded with dead entries, as on a
     GPU."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (chain, static, dynamic):
+        for module in (static, dynamic):
             patch.setattr(module, "may_shrink", lambda device: not of_fixed_size)
         yield
 
@@ -145,7 +145,7 @@ def dynamic_tree(
     """Return what grows the dynamic trees of greedy requests: chains if top_k is 1."""
     batch = attrs.evolve(batch_of(budgets, [0.0] * len(budgets)), levels=levels)
     if top_k == 1:
-        return Chain(batch, depth + 1, min_prob=min_prob)
+        return grower_of(batch, TokenTree.chain(depth + 1), min_prob=min_prob)
     return DynamicTree(batch, top_k, depth, min_prob=min_prob)
 
 

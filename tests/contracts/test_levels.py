@@ -62,7 +62,6 @@ def logits_after(history: list[int]) -> torch.Tensor:
 class Config:
     faults: list[str] = field(factory=list)
     num_dead: list[int] = field(factory=list)  # of each level, for requests that have nodes there
-    starts_are_tensors: bool = False
     window: int | None = None  # of the layer
     pass_window: int | None = None  # of all layers of a forward pass
 
@@ -103,8 +102,6 @@ class Levels(Proposer):
 
         def forward(level: Level) -> torch.Tensor:
             nonlocal histories
-            if self.config.starts_are_tensors:
-                level = evolve(level, starts=torch.tensor(level.starts))
             is_alive = np.ones(len(level.rows), bool) if level.is_alive is None else level.is_alive.numpy()
             by_request = is_alive.reshape(-1, level.width)
             self.config.num_dead.append(int((~by_request)[by_request.any(axis=1)].sum()))
@@ -182,12 +179,9 @@ def run(target: Any, *, has_kernels: bool = False, **options: Any) -> Config:
 
 @pytest.mark.parametrize("has_kernels", [False, True])
 @pytest.mark.parametrize("of_fixed_size", [False, True])
-@pytest.mark.parametrize("starts_are_tensors", [False, True])
-def test_nodes_see_their_history(
-    starts_are_tensors: bool, of_fixed_size: bool, has_kernels: bool, target: Any, monkeypatch: Patch
-) -> None:
+def test_nodes_see_their_history(of_fixed_size: bool, has_kernels: bool, target: Any, monkeypatch: Patch) -> None:
     monkeypatch.setattr(static, "may_shrink", lambda device: not of_fixed_size)
-    config = run(target, has_kernels=has_kernels, starts_are_tensors=starts_are_tensors)
+    config = run(target, has_kernels=has_kernels)
     assert not config.faults
     assert sum(config.num_dead) >= 10
 

@@ -9,7 +9,8 @@ import attrs
 import pytest
 import torch
 
-from specdec_core import Chain, FeatureProposer, Level, Observation, RequestTensors, StaticTree
+from specdec_core import FeatureProposer, Level, Observation, RequestTensors, StaticTree
+from specdec_core.drafting.chain import HostChain
 
 Patch = pytest.MonkeyPatch
 
@@ -67,7 +68,7 @@ def the_root_has_another_requests_output(patch: Patch) -> None:
 
 
 def nodes_follow_those_of_another_request(patch: Patch) -> None:
-    for kind in (Chain, StaticTree):
+    for kind in (HostChain, StaticTree):
 
         def rolled(self: Any, logits: torch.Tensor, grow: Any = kind.grow) -> Level | None:
             level = grow(self, logits)

@@ -9,7 +9,8 @@ import attrs
 import pytest
 import torch
 
-from specdec_core import Chain, LastHiddenProposer, Level, Observation, RequestTensors, StaticTree
+from specdec_core import LastHiddenProposer, Level, Observation, RequestTensors, StaticTree
+from specdec_core.drafting.chain import HostChain
 from specdec_core.engine.observer import Observer
 from specdec_proposer_medusa.module import MedusaHeads
 from specdec_proposer_mlp.candidates import CandidateTree
@@ -79,7 +80,7 @@ def the_head_before_drafts(patch: Patch) -> None:
 
 
 def _level(patch: Patch, change: Any) -> None:
-    for kind in (Chain, StaticTree, CandidateTree):
+    for kind in (HostChain, StaticTree, CandidateTree):
 
         def changed(self: Any, logits: torch.Tensor, grow: Any = kind.grow) -> Level | None:
             level = grow(self, logits)

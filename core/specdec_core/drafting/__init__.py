@@ -2,7 +2,6 @@
 logits."""
 
 from specdec_core.drafting.builder import DraftBuilder as DraftBuilder, Grown as Grown
-from specdec_core.drafting.chain import Chain as Chain
 from specdec_core.drafting.distributions import draws_some as draws_some
 from specdec_core.drafting.dynamic import DynamicTree as DynamicTree
 from specdec_core.drafting.features import FeatureProposer as FeatureProposer

@@ -1,4 +1,4 @@
-"""Grows chains of draft tokens: each token has at most one child."""
+"""Grows chains of draft tokens for `grower_of`: on a CPU with few operations, on a GPU without waiting for it."""
 
 from __future__ import annotations
 
@@ -6,158 +6,196 @@ from itertools import accumulate
 
 import numpy as np
 import torch
+from attrs import evolve
 
-from specdec_core.config.draft_options import GREEDY
 from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.contracts.proposer import ProposerBatch
 from specdec_core.contracts.verifier import Stream
 from specdec_core.drafting.distributions import Distributions
-from specdec_core.drafting.level import Level, may_shrink, on_host
+from specdec_core.drafting.level import Level, on_host
 
 
-class Chain:
-    """Grows a chain for every request, one draft token per level, up to `length` and the request's max_draft_tokens.
+class HostChain:
+    """Grows chains on a CPU, in numpy: for few requests, most of its operations take less time than torch takes to
+    begin one."""
 
-    A request that `batch.levels` stops, or whose logits are not finite, gets no more tokens. On a GPU the host does not
-    wait for the device: tokens that a request did not get are dead (padding).
-
-    method: "greedy", "probabilistic" or "auto": see `DraftBuilder`.
-    q_to_target: int64 [draft_vocab] or [batch, draft_vocab], maps draft token ids to target token ids, for all requests
-        or for each; None if they are the same.
-    min_prob: a request whose tokens are chosen gets no more once the probability of its chain is lower than this.
-    """
-
-    def __init__(
-        self,
-        batch: ProposerBatch,
-        length: int,
-        method: str = GREEDY,
-        q_to_target: torch.Tensor | None = None,
-        min_prob: float = 0.0,
-    ) -> None:
-        self._batch, self._min_prob = batch, min_prob
-        self._distributions = Distributions(batch, method, q_to_target)
-        self._size, device = len(batch.max_draft_tokens), batch.root_token_ids.device
-        self._may_shrink = may_shrink(device)
+    def __init__(self, batch: ProposerBatch, length: int, distributions: Distributions, min_prob: float) -> None:
+        self._batch, self._distributions, self._min_prob = batch, distributions, min_prob
+        self._size = len(batch.max_draft_tokens)
         self._lengths = np.minimum(batch.max_draft_tokens, length)
-        self._numbers = torch.arange(int(self._lengths.max()), device=device)
-        # Requests that still grow. On a GPU these are all, and those that have stopped are not alive.
-        self._requests = np.arange(self._size)
-        self._index = torch.from_numpy(self._requests).to(device)
-        self._is_alive = torch.ones(self._size, dtype=torch.bool, device=device)
-        self._has_token = torch.from_numpy(np.arange(len(self._numbers)) < self._lengths[:, None]).to(device)
-        self._reach = torch.ones(self._size, device=device)  # probability of each of these requests' chains
+        self._longest = int(self._lengths.max())
+        self._are_alike = bool((self._lengths == self._longest).all())
+        self._numbers = torch.arange(self._longest)
+        self._requests = np.arange(self._size)  # those that still grow
+        self._rows = torch.from_numpy(self._requests)
+        self._reach = np.ones(self._size)  # probability of each of these requests' chains
         self._num_forwarded = np.zeros(self._size, dtype=np.int64)  # [batch]
-        self._levels: list[tuple[torch.Tensor, ...]] = []  # of each: requests, is_alive, token_ids, scores, q_rows
+        # Of each level: requests, is_alive (False: it has no token), token_ids, scores, q_rows (or None).
+        self._levels: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]] = []
 
     def grow(self, logits: torch.Tensor) -> Level | None:
+        requests = self._requests
         token_ids, scores, q_rows = self._next_tokens(logits)
-        is_alive = scores.isfinite()
-        if not self._may_shrink:
-            is_alive &= self._is_alive & self._has_token[:, len(self._levels)]
-        self._levels.append((self._index, is_alive, token_ids, scores, q_rows))
-        if len(self._levels) == len(self._numbers):
+        is_alive = np.isfinite(scores)
+        self._levels.append((requests, is_alive, token_ids, scores, q_rows))
+        if len(self._levels) == self._longest:
             return None
-        goes_on = is_alive
+        goes_on = self._goes_on(is_alive, scores)
+        if not goes_on.all():
+            rows = np.flatnonzero(goes_on)
+            if not len(rows):
+                return None
+            self._requests, self._reach, token_ids = requests[rows], self._reach[rows], token_ids[rows]
+            self._rows = torch.arange(len(rows))
+            return self._level(torch.from_numpy(rows), token_ids)
+        return self._level(self._rows, token_ids)
+
+    def _next_tokens(self, logits: torch.Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Choose or draw a token after each row of logits. Returns int64 [n] of the target's vocabulary, float32 [n]
+        with the draft's probability of each, which is NaN if logits are not finite, and int64 [n], rows of q; None: all
+        are chosen."""
+        distributions, index = self._distributions, torch.from_numpy(self._requests)
+        probs = distributions.probs(logits, index)
+        found = on_host(probs)
+        columns, q_rows = found.argmax(axis=1), None
+        if distributions.draws:
+            is_sampled, q = on_host(distributions.is_sampled)[self._requests], probs.nan_to_num(0)
+            drawn = self._batch.random.categorical(q, Stream.DRAFT, index, torch.full_like(index, len(self._levels)))
+            columns = np.where(is_sampled, on_host(drawn), columns)
+            q_rows = np.where(is_sampled, on_host(distributions.add(q, index)), -1)
+        token_ids = distributions.to_target(index, torch.from_numpy(columns))
+        return on_host(token_ids), found[np.arange(len(columns)), columns], q_rows
+
+    def _goes_on(self, is_alive: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """bool [n]   which of the requests that still grow get another token.
+
+        is_alive: bool [n], whether the level has a token for each. scores: float32 [n], the draft's probabilities.
+        """
+        goes_on, requests, levels = is_alive, self._requests, self._batch.levels
+        if not self._are_alike:
+            goes_on = goes_on & (self._lengths[requests] > len(self._levels))
+        if not self._min_prob and levels is None:
+            return goes_on
+        is_sampled = on_host(self._distributions.is_sampled)[requests]
         if self._min_prob:
             self._reach = self._reach * scores
-            is_likely = self._reach >= self._min_prob
-            goes_on = is_alive & (is_likely | self._distributions.is_sampled[self._index])
-        if not self._may_shrink:
-            self._is_alive = goes_on
-            return self._level(self._index, token_ids, is_alive)
-        rows = np.flatnonzero(self._goes_on(on_host(is_alive), on_host(goes_on), scores))
-        if not len(rows):
-            return None
-        kept = torch.from_numpy(rows)
-        if len(rows) < len(self._requests):
-            token_ids = token_ids[kept]
-            self._requests, self._index, self._reach = self._requests[rows], self._index[kept], self._reach[kept]
-        return self._level(kept, token_ids, None)
-
-    def _next_tokens(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Choose or draw a token after each row of logits. Returns int64 [n] of the target's vocabulary, float32 [n]
-        with the draft's probability of each, which is NaN if logits are not finite, and int64 [n], rows of q."""
-        distributions, index = self._distributions, self._index
-        probs = distributions.probs(logits, index)
-        scores, columns = probs.max(dim=-1)
-        q_rows = torch.full_like(index, -1)
-        if distributions.draws:
-            is_sampled, q = distributions.is_sampled[index], probs.nan_to_num(0)
-            keys = torch.full_like(index, len(self._levels))
-            drawn = self._batch.random.categorical(q, Stream.DRAFT, index, keys)
-            columns = torch.where(is_sampled, drawn, columns)
-            scores = probs.gather(1, columns[:, None])[:, 0]
-            q_rows = distributions.add(q, index).masked_fill(~is_sampled, -1)
-        return distributions.to_target(index, columns), scores, q_rows
-
-    def _goes_on(self, is_alive: np.ndarray, goes_on: np.ndarray, scores: torch.Tensor) -> np.ndarray:
-        """bool [n]   which of the requests that still grow get another token. On a CPU.
-
-        is_alive: bool [n], whether the level has a token for each. goes_on: bool [n], False: it gets no other.
-        scores: float32 [n], the draft's probability of each token.
-        """
-        goes_on = goes_on & (self._lengths[self._requests] > len(self._levels))
-        levels = self._batch.levels
+            goes_on = goes_on & ((self._reach >= self._min_prob) | is_sampled)
         if levels is None or not goes_on.any():
             return goes_on
-        rows = np.flatnonzero(is_alive)
-        requests = self._requests[rows]
-        is_first = on_host(self._distributions.is_sampled)[requests]
-        num_next = np.zeros(self._size, dtype=np.int64)
-        num_next[self._requests] = goes_on
-        paid = levels.goes_on(requests, rows, on_host(scores)[rows], is_first, num_next)
-        goes_on &= paid[self._requests]
-        return goes_on
+        rows, num_next = np.flatnonzero(is_alive), np.zeros(self._size, dtype=np.int64)
+        num_next[requests] = goes_on
+        paid = levels.goes_on(requests[rows], rows, scores[rows], is_sampled[rows], num_next)
+        both: np.ndarray = goes_on & paid[requests]
+        return both
 
-    def _level(self, rows: torch.Tensor, token_ids: torch.Tensor, is_alive: torch.Tensor | None) -> Level:
+    def _level(self, rows: torch.Tensor, token_ids: np.ndarray) -> Level:
         depth, starts = len(self._levels), tuple(self._num_forwarded.tolist())
         self._num_forwarded[self._requests] += 1
         return Level(
             width=1,
             requests=self._requests,
             rows=rows,
-            token_ids=token_ids,
+            token_ids=torch.from_numpy(token_ids),
             ancestors=self._numbers[:depth].expand(len(rows), depth),
             starts=starts,
+            is_chain=True,
+        )
+
+    def build(self) -> Draft:
+        """Return the draft for all requests of the batch, with the draft model's probabilities as `scores`."""
+        requests, is_alive, token_ids, scores, q_rows = zip(*self._levels, strict=True)
+        exists = self._table(requests, is_alive)
+        counts = exists.sum(axis=1).tolist()
+        numbers = np.broadcast_to(np.arange(-1, len(self._levels) - 1, dtype=np.int32), exists.shape)
+        fields = self._distributions.fields()
+        draft = Draft.from_arrays(
+            self._table(requests, token_ids)[exists],
+            numbers[exists],
+            counts,
+            max(counts),
+            scores=self._table(requests, scores)[exists],
+            is_chain=True,
+        )
+        if fields["q"] is None:
+            return draft
+        rows = self._table(requests, q_rows)[exists].astype(np.int32)
+        return evolve(draft, q_rows=torch.from_numpy(rows), **fields)
+
+    def _table(self, requests: tuple[np.ndarray, ...], levels: tuple[np.ndarray, ...]) -> np.ndarray:
+        """Arrange values of levels by request: [batch, number of levels], 0 where a level has none. requests: of each
+        level, those of its values."""
+        if all(len(level) == self._size for level in levels):
+            return np.stack(levels, axis=1)
+        table = np.zeros((self._size, len(levels)), dtype=levels[0].dtype)
+        for depth, (owners, level) in enumerate(zip(requests, levels, strict=True)):
+            table[owners, depth] = level
+        return table
+
+
+class DeviceChain:
+    """Grows chains on a GPU. The host does not wait for the device: tokens that a request did not get are dead
+    (padding), and `batch.levels` is not asked."""
+
+    def __init__(self, batch: ProposerBatch, length: int, distributions: Distributions, min_prob: float) -> None:
+        self._batch, self._distributions, self._min_prob = batch, distributions, min_prob
+        device = batch.root_token_ids.device
+        self._lengths = np.minimum(batch.max_draft_tokens, length)
+        longest = int(self._lengths.max())
+        has_token = np.arange(longest) < self._lengths[:, None]
+        self._has_token = torch.from_numpy(has_token).to(device)  # bool [batch, longest]
+        self._places = torch.from_numpy(np.flatnonzero(has_token)).to(device)
+        self._requests = np.arange(len(self._lengths))
+        self._index = torch.from_numpy(self._requests).to(device)
+        self._numbers = torch.arange(longest, device=device)
+        self._goes_on = torch.ones_like(self._index, dtype=torch.bool)
+        self._reach = torch.ones_like(self._index, dtype=torch.float32)  # probability of each request's chain
+        self._levels: list[tuple[torch.Tensor, ...]] = []  # of each: is_alive, token_ids, scores, q_rows
+
+    def grow(self, logits: torch.Tensor) -> Level | None:
+        distributions, index, depth = self._distributions, self._index, len(self._levels)
+        probs = distributions.probs(logits, index)
+        scores, columns = probs.max(dim=-1)
+        q_rows = torch.full_like(index, -1)
+        if distributions.draws:
+            q = probs.nan_to_num(0)
+            drawn = self._batch.random.categorical(q, Stream.DRAFT, index, torch.full_like(index, depth))
+            columns = torch.where(distributions.is_sampled, drawn, columns)
+            scores = probs.gather(1, columns[:, None])[:, 0]
+            q_rows = distributions.add(q, index).masked_fill(~distributions.is_sampled, -1)
+        token_ids = distributions.to_target(index, columns)
+        is_alive = scores.isfinite() & self._goes_on & self._has_token[:, depth]
+        self._levels.append((is_alive, token_ids, scores, q_rows))
+        if len(self._levels) == len(self._numbers):
+            return None
+        self._goes_on = is_alive
+        if self._min_prob:
+            self._reach = self._reach * scores
+            self._goes_on = is_alive & ((self._reach >= self._min_prob) | distributions.is_sampled)
+        return Level(
+            width=1,
+            requests=self._requests,
+            rows=index,
+            token_ids=token_ids,
+            ancestors=self._numbers[: depth + 1].expand(len(index), depth + 1),
+            starts=(depth,) * len(index),
             is_chain=True,
             is_alive=is_alive,
         )
 
     def build(self) -> Draft:
         """Return the draft for all requests of the batch, with the draft model's probabilities as `scores`."""
-        requests, *parts = zip(*self._levels, strict=True)
-        is_alive, token_ids, scores, q_rows = (_table(requests, part, self._size) for part in parts)
-        numbers = self._numbers[: len(self._levels)].expand_as(token_ids)
-        if self._may_shrink:
-            counts, kept = is_alive.sum(dim=1).tolist(), is_alive.flatten().nonzero()[:, 0]
-            parents = numbers - 1
-        else:
-            counts = self._lengths.tolist()
-            places = np.arange(self._size * len(self._numbers)).reshape(self._size, -1)
-            kept = torch.from_numpy(places[np.arange(len(self._numbers)) < self._lengths[:, None]]).to(numbers.device)
-            parents = torch.where(is_alive, numbers - 1, DEAD)
+        levels = zip(*self._levels, strict=True)
+        is_alive, token_ids, scores, q_rows = (torch.stack(each, dim=1).flatten() for each in levels)
+        numbers = self._numbers.repeat(len(self._index))
+        parents = torch.where(is_alive, numbers - 1, DEAD).to(torch.int32)
         fields = self._distributions.fields()
         return Draft(
-            token_ids=token_ids.flatten().index_select(0, kept),
-            parents=parents.flatten().index_select(0, kept).to(torch.int32),
-            offsets=tuple(accumulate(counts, initial=0)),
-            max_depth=max(counts),
-            q_rows=None if fields["q"] is None else q_rows.flatten().index_select(0, kept).to(torch.int32),
-            scores=scores.flatten().index_select(0, kept),
+            token_ids=token_ids.index_select(0, self._places),
+            parents=parents.index_select(0, self._places),
+            offsets=tuple(accumulate(self._lengths.tolist(), initial=0)),
+            max_depth=len(self._numbers),
+            q_rows=None if fields["q"] is None else q_rows.index_select(0, self._places).to(torch.int32),
+            scores=scores.index_select(0, self._places),
             is_chain=True,
             **fields,
         )
-
-
-def _table(requests: tuple[torch.Tensor, ...], levels: tuple[torch.Tensor, ...], size: int) -> torch.Tensor:
-    """Arrange values of levels by request: [size, number of levels], 0 where a level has none.
-
-    requests: int64 [n] of each level, the requests of its values. levels: [n] each.
-    """
-    if all(len(level) == size for level in levels):
-        return torch.stack(levels, dim=1)
-    table = levels[0].new_zeros(size, len(levels))
-    for depth, (owners, level) in enumerate(zip(requests, levels, strict=True)):
-        table[owners, depth] = level
-    return table

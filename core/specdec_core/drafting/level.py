@@ -56,8 +56,7 @@ def on_host(tensor: torch.Tensor) -> np.ndarray:
 
 
 class TreeGrower(Protocol):
-    """Decides from a draft model's logits which draft tokens a tree has. `Chain`, `StaticTree` and `DynamicTree`
-    implement it."""
+    """Decides from a draft model's logits which draft tokens a tree has: see `grower_of` and `DynamicTree`."""
 
     def grow(self, logits: torch.Tensor) -> Level | None:
         """Grow a level and return it, as input of the next forward pass; None if no more forward passes are needed.

@@ -12,7 +12,8 @@ from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import LevelBudget, ProposerBatch
 from specdec_core.drafting.builder import DraftBuilder, Grown
-from specdec_core.drafting.chain import Chain
+from specdec_core.drafting.chain import DeviceChain, HostChain
+from specdec_core.drafting.distributions import Distributions
 from specdec_core.drafting.level import Level, TreeGrower, may_shrink, on_host
 
 
@@ -24,10 +25,15 @@ def grower_of(
     *,
     min_prob: float = 0.0,
 ) -> TreeGrower:
-    """Begin drafts of a fixed shape, with `Chain` or `StaticTree`, whose arguments these are. min_prob: of chains."""
-    if shape.is_chain:
-        return Chain(batch, shape.depth, method, q_to_target, min_prob)
-    return StaticTree(batch, shape, method, q_to_target)
+    """Begin drafts of a fixed shape: chains, or trees as of `StaticTree`, which takes the same arguments.
+
+    min_prob: in a chain, a request whose tokens are chosen gets no more once the probability of its chain is lower than
+        this.
+    """
+    if not shape.is_chain:
+        return StaticTree(batch, shape, method, q_to_target)
+    kind = HostChain if may_shrink(batch.root_token_ids.device) else DeviceChain
+    return kind(batch, shape.depth, Distributions(batch, method, q_to_target), min_prob)
 
 
 class _Entries(NamedTuple):

@@ -13,7 +13,8 @@ import torch
 from attrs import evolve
 from noisy_copy import noisy_copy
 
-from specdec_core import LLM, Chain, Draft, ProposerBatch, SamplingParams
+from specdec_core import LLM, Draft, ProposerBatch, SamplingParams
+from specdec_core.drafting.chain import HostChain
 from specdec_core.engine.drafter import Drafter
 from specdec_proposer_draft.proposer import DraftModelProposer
 from specdec_testing import tiny_target
@@ -49,7 +50,7 @@ def accepted_and_right(
     """
     stops: list[AnyStop] = []
     generator = torch.Generator().manual_seed(0)
-    next_tokens = Chain._next_tokens
+    next_tokens = HostChain._next_tokens
     propose = DraftModelProposer.propose
 
     def propose_part(self: DraftModelProposer, batch: ProposerBatch) -> Draft:
@@ -58,12 +59,12 @@ def accepted_and_right(
         stops[-1].depths = [deepest(draft, b) for b in range(draft.batch_size)]
         return draft
 
-    def wrong_tokens(self: Chain, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def wrong_tokens(self: HostChain, logits: torch.Tensor) -> tuple[Any, ...]:
         """Replace tokens of a level by wrong ones. The draft model has not forwarded them yet, so its KV cache will
         hold the wrong tokens."""
         token_ids, *others = next_tokens(self, logits)
-        is_wrong = stops[-1].num_right[self._index] <= stops[-1].num_grown
-        return (torch.where(is_wrong, (token_ids + 1) % VOCAB_SIZE, token_ids), *others)
+        is_wrong = stops[-1].num_right.numpy()[self._requests] <= stops[-1].num_grown
+        return (np.where(is_wrong, (token_ids + 1) % VOCAB_SIZE, token_ids), *others)
 
     limit = Drafter._limit
 
@@ -72,7 +73,7 @@ def accepted_and_right(
 
     patch.setattr(Drafter, "_limit", limit_or_skip)
     patch.setattr(DraftModelProposer, "propose", propose_part)
-    patch.setattr(Chain, "_next_tokens", wrong_tokens)
+    patch.setattr(HostChain, "_next_tokens", wrong_tokens)
     target = tiny_target(folder / "target")
     config = {
         "method": "draft_model",

@@ -27,7 +27,7 @@ class Verdict:
     num_accepted: torch.Tensor  # int32 [batch]   accepted draft tokens, never counting the recovered or bonus token
 
     def on_host(self) -> Verdict:
-        return self if self.token_ids.is_cpu else Verdict(self.token_ids.cpu(), self.rows.cpu(), self.num_accepted.cpu())
+        return Verdict(self.token_ids.cpu(), self.rows.cpu(), self.num_accepted.cpu())
 
 
 class Stream(IntEnum):

@@ -35,13 +35,15 @@ class CostCurve:
         self._ratios = [Recent(MOST_AGE) for _ in measured]
         self._num_steps = 0
         self._base = self._interpolated(max_tokens)
-        self._bins = np.abs(np.subtract.outer(self._logs, np.log(self._sizes))).argmin(axis=1)
+        bins = np.abs(np.subtract.outer(self._logs, np.log(self._sizes))).argmin(axis=1)
+        self._expected = list(zip(bins.tolist(), self._base[1:].tolist(), strict=True))  # of each number of tokens
         self.seconds = np.maximum.accumulate(self._base)
 
     def add(self, num_tokens: int, seconds: float) -> None:
         """Correct the curve by one step."""
         self._num_steps += 1
-        self._ratios[self._bins[num_tokens - 1]].add(seconds / self._base[num_tokens], self._num_steps)
+        nearest, expected_s = self._expected[num_tokens - 1]
+        self._ratios[nearest].add(seconds / expected_s, self._num_steps)
         if self._num_steps % NUM_BETWEEN == 0:
             self._correct()
 

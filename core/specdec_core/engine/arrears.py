@@ -60,7 +60,8 @@ class Arrears:
         """Store the hidden states of a forward pass, from position `num_computed` of each request on.
 
         counts: [n], the number of tokens of each request; 0: nothing is stored for it.
-        features: {tap: [sum(counts), width]}, which are not written to afterwards.
+        features: {tap: [sum(counts) or more, width]}, which are not written to afterwards. What follows the tokens is
+            padding.
         """
         segment = self._open
         if segment is None or segment.requests != requests or segment.counts != counts:

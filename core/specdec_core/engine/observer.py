@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 from weakref import WeakSet
 
 import numpy as np
@@ -17,6 +18,18 @@ from specdec_core.engine.observation import final_rows, observation_of
 from specdec_core.engine.request import Request
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
+
+
+class _Stored(NamedTuple):
+    """What `Observer.put_off` stores of a forward pass: the last tokens of some requests."""
+
+    requests: list[Request]
+    counts: list[int]  # of each request: 1 or 0
+    number: int
+    rows: torch.Tensor | None  # int64 [number]   None: the first ones; what follows is padding
+
+
+NOTHING = _Stored([], [], 0, None)
 
 
 class Observer:
@@ -36,8 +49,7 @@ class Observer:
         self._proposer, self._plan, self._max_tokens = proposer, plan, max_tokens
         self._arrears = Arrears(device)
         self._lost: WeakSet[Request] = WeakSet()  # the proposer has not seen some of their tokens
-        # What `put_off` stores of the last batch: how many tokens of each request, and which rows; None: all.
-        self._last: tuple[list[Request], list[int], torch.Tensor | None] = [], [], None
+        self._last = NOTHING
 
     def may_draft(self, request: Request) -> bool:
         """Whether the proposer may draft for a request now."""
@@ -73,17 +85,18 @@ class Observer:
         requests, and each had its root only. The short way of `observe`."""
         if not self._plan.observes:
             return
-        if schedule.requests != self._last[0]:
+        if schedule.requests != self._last.requests:
             counts = [int(self.may_ever_draft(request)) for request in schedule.requests]
             rows = None if all(counts) else torch.tensor(counts).nonzero().flatten()
-            self._last = schedule.requests, counts, None if rows is None else rows.to(computed.batch.token_ids.device)
-        requests, counts, rows = self._last
-        number = sum(counts)
-        if self._arrears.num_tokens + number > self._max_tokens:
-            self._put_off(schedule, computed, verdict, range(len(requests)), list(counts))
-        elif number:
-            taken = slice(number) if rows is None else rows  # without padding, which is last
-            self._arrears.keep(requests, counts, {tap: computed.features[tap][taken] for tap in self._plan.taps})
+            self._last = _Stored(schedule.requests, counts, sum(counts), rows)
+        last, features = self._last, computed.features
+        if self._arrears.num_tokens + last.number > self._max_tokens:
+            self._put_off(schedule, computed, verdict, range(len(last.requests)), list(last.counts))
+        elif last.number:
+            if last.rows is not None or len(features) > len(self._plan.taps):
+                taken = slice(None) if last.rows is None else last.rows.to(computed.batch.token_ids.device)
+                features = {tap: features[tap][taken] for tap in self._plan.taps}
+            self._arrears.keep(last.requests, last.counts, features)
 
     def catch_up(self, requests: Sequence[Request]) -> None:
         """Show the proposer the stored hidden states of these requests, which are then no longer stored."""
@@ -99,7 +112,7 @@ class Observer:
         """Drop the stored hidden states of a request that has ended or starts over."""
         self._arrears.drop(request)
         self._lost.discard(request)
-        self._last = [], [], None
+        self._last = NOTHING
 
     def _show(self, observation: Observation) -> None:
         with self._proposer.called() as proposer:
@@ -146,4 +159,4 @@ class Observer:
             num_tokens -= numbers.pop(most)
             self._arrears.drop(most)
             self._lost.add(most)
-        self._last = [], [], None
+        self._last = NOTHING

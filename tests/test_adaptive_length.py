@@ -85,6 +85,21 @@ def test_drafts_that_are_noise_end(tmp_path: Path) -> None:
     assert num_draft_tokens < 0.3 * fixed
 
 
+@pytest.mark.parametrize(
+    ("keys", "is_adaptive"),
+    [
+        ({}, True),
+        ({"num_speculative_tokens": 3}, False),
+        ({"num_speculative_tokens": 3, "adaptive_draft_length": True}, True),
+        ({"adaptive_draft_length": False}, False),
+    ],
+)
+def test_a_number_that_is_given_is_kept(keys: dict[str, Any], is_adaptive: bool) -> None:
+    with LLM("tiny", dtype="float32", speculative_config={"method": "ngram", **keys}) as llm:
+        assert llm.speculative_config.adaptive_draft_length is is_adaptive
+        assert (llm.engine._speculation.drafters[0].budget is not None) == is_adaptive
+
+
 def test_small_steps_can_be_measured() -> None:
     """The engine measures what steps cost with requests that fit into one."""
     config = {"method": "suffix", "adaptive_draft_length": True}

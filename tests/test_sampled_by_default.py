@@ -21,6 +21,7 @@ class Watched:
     """An LLM, and the drafts of its last call."""
 
     def __init__(self, config: dict[str, Any] | None) -> None:
+        config = config and {"adaptive_draft_length": False, **config}  # however little its drafts help
         self.llm = LLM("tiny", dtype="float32", speculative_config=config, disable_log_stats=True)
         self.drafts: list[Draft] = []
         run = self.llm.engine._runner.run

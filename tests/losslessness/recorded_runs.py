@@ -100,7 +100,7 @@ def run(
         turned off.
     """
     journal = Journal()
-    speculative_config |= {"verifier": "chosen"}
+    speculative_config = {"adaptive_draft_length": False, **speculative_config, "verifier": "chosen"}
     plugins: Any = RecordingPlugins(journal)
     settings = SETTINGS | {"num_kv_blocks": num_kv_blocks, "kv_manager": kv_manager}
     engine = LLM(str(model_dir), plugins=plugins, speculative_config=speculative_config, **settings).engine

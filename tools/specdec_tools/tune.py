@@ -57,8 +57,8 @@ class Setting:
 def settings(options: ModelOptions) -> tuple[list[Setting], dict[str, str]]:
     """Return what is to be tried, and why other methods are not, by name.
 
-    A method is tried with its defaults, with adaptive_draft_length, and with each of NUMBERS. If both a method with a
-    model and one without are usable, their combinations are tried, too.
+    A method is tried with its defaults, with its default number in every step, and with each of NUMBERS. If both a
+    method with a model and one without are usable, their combinations are tried, too.
     """
     found: list[Setting] = []
     refused: dict[str, str] = {}
@@ -70,10 +70,10 @@ def settings(options: ModelOptions) -> tuple[list[Setting], dict[str, str]]:
             refused[name] = str(error)
             continue
         usable[design.methods[0].has_model].append(name)
-        found += [Setting({"method": name}), Setting({"method": name, "adaptive_draft_length": True})]
+        found += [Setting({"method": name}), Setting({"method": name, "adaptive_draft_length": False})]
         found += [Setting({"method": name, "num_speculative_tokens": number}) for number in NUMBERS]
     pairs = [[first, second] for first in usable[False] for second in usable[True]]
-    found += [Setting({"method": pair, "adaptive_draft_length": True}) for pair in pairs]
+    found += [Setting({"method": pair}) for pair in pairs]
     return [each for each in found if _fits(each, options)], refused
 
 

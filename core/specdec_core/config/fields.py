@@ -132,6 +132,7 @@ def number(low: float, high: float, *, low_open: bool = False, optional: bool = 
 
 flag = must(lambda value: isinstance(value, bool), "must be True or False", "True or False")
 """True or False; numbers and text are refused."""
+optional_flag = must(lambda value: isinstance(value, bool), "must be True or False", "True or False", optional=True)
 
 
 def one_of(*allowed: Any) -> Check:

@@ -8,14 +8,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import field, fields, fields_dict, frozen
 
 from specdec_core.config.draft_options import DraftHeadConfig, DraftModelConfig, DraftWindowConfig
-from specdec_core.config.fields import (
-    flag,
-    option,
-    shown,
-    text,
-    unknown_key,
-    whole_number,
-)
+from specdec_core.config.fields import option, optional_flag, shown, text, unknown_key, whole_number
 from specdec_core.config.hashing import config_hash
 from specdec_core.config.idle import IDLE
 from specdec_core.config.options import PARSED, is_key
@@ -53,12 +46,12 @@ class SpeculativeConfig:
         "Draft nothing while more requests than this are running. 1: draft only for a request that runs alone. None: "
         "draft however many run.",
     )
-    adaptive_draft_length: bool = option(
-        flag,
+    adaptive_draft_length: bool | None = option(
+        optional_flag,
         "Draft and verify as many tokens in each step as are expected to raise the output tokens per second, "
         "num_speculative_tokens at most, and none where plain decoding is faster: by the acceptance of each request's "
-        "earlier drafts and by measured costs. False: as many tokens as there are.",
-        default=False,
+        "earlier drafts and by measured costs. False: as many tokens as there are. None: True, unless "
+        "num_speculative_tokens is given.",
     )
     verifier: str = option(
         text(),
@@ -173,7 +166,10 @@ class SpeculativeConfig:
                 raise
             raise ConfigError(f"{where} is not complete: {error}") from error
         rest = {key: value for key, value in mapping.items() if key in cls.core_keys()}
-        if default_num_speculative_tokens is not None and rest.get("num_speculative_tokens") is None:
+        is_open = rest.get("num_speculative_tokens") is None
+        if rest.get("adaptive_draft_length") is None:
+            rest["adaptive_draft_length"] = is_open
+        if default_num_speculative_tokens is not None and is_open:
             rest["num_speculative_tokens"] = default_num_speculative_tokens(options)
             whole_number(1, MOST_DRAFT_TOKENS)(None, fields(cls).num_speculative_tokens, rest["num_speculative_tokens"])
         return cls(**rest, options=options, verifier_options=verifier_options)

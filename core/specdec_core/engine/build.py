@@ -321,8 +321,9 @@ def _loss_watch(design: Design, curve: CostCurve | None) -> LossWatch | None:
     if design.speculative is None or curve is not None:
         return None
     return LossWatch(
-        f"Set adaptive_draft_length=True, which drafts only where that pays, or another num_speculative_tokens than "
-        f"{design.num_speculative_tokens}. spec-decode tune finds the best settings for given prompts"
+        f"Leave num_speculative_tokens out, or set adaptive_draft_length=True, so that only what pays is drafted; or "
+        f"give another number than {design.num_speculative_tokens}. spec-decode tune finds the best settings for given "
+        f"prompts"
     )
 
 

@@ -43,7 +43,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 from specdec_core import LLM, DraftCounts, Engine, SamplingParams
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5}
-METHODS: dict[str, dict[str, Any] | None] = {"plain": None, "ngram": NGRAM, "eagle3": {"method": "eagle3"}}
+METHODS: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "ngram": NGRAM,
+    "eagle3": {"method": "eagle3", "adaptive_draft_length": False},
+}
 SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
 LARGE = dict(zip((*SIZES, "vocab_size"), (4096, 14336, 32, 32, 8, 128256), strict=True))
 SMALL = dict(zip((*SIZES, "vocab_size"), (256, 896, 6, 8, 2, 8192), strict=True))

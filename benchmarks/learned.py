@@ -37,6 +37,7 @@ LARGE_TREE: dict[str, Any] = {"eagle_topk": 10, "eagle_depth": 7, "num_speculati
 OWN: dict[str, Any] = {"eagle_context_tokens": 0}
 SAMPLED: dict[str, Any] = {"draft_sample_method": "probabilistic"}
 CHOSEN: dict[str, Any] = {"draft_sample_method": "greedy"}
+FIXED: dict[str, Any] = {"adaptive_draft_length": False}  # the method's default number in every step
 AS_IT_IS = "as it is"
 GREEDY, EITHER, ONE = (0.0,), (0.0, 1.0), (1.0,)
 
@@ -58,18 +59,18 @@ WAYS = (
     Way("EAGLE-3, chain of its own tokens", {"method": "eagle3", "eagle_topk": 1, **CHAIN, **OWN}, EITHER),
     Way("EAGLE-3, dynamic tree", {"method": "eagle3", **TREE}, EITHER),
     Way("EAGLE-3, large dynamic tree", {"method": "eagle3", **LARGE_TREE}, EITHER),
-    Way("EAGLE-3, default", {"method": "eagle3"}, EITHER),
+    Way("EAGLE-3, default tree", {"method": "eagle3", **FIXED}, EITHER),
     Way("EAGLE-3, short chain", {"method": "eagle3", "eagle_topk": 1, "num_speculative_tokens": 3}, GREEDY),
     Way("EAGLE-3, chosen chain", {"method": "eagle3", "eagle_topk": 1, **CHAIN, **CHOSEN}, ONE),
-    Way("EAGLE-3, sampled tree", {"method": "eagle3", "speculative_token_tree": SHAPE, **SAMPLED}, ONE),
+    Way("EAGLE-3, sampled tree", {"method": "eagle3", "speculative_token_tree": SHAPE, **SAMPLED, **FIXED}, ONE),
     Way("MTP, chain", {"method": "mtp", **CHAIN}, EITHER),
     Way("MTP, chosen chain", {"method": "mtp", **CHAIN, **CHOSEN}, ONE),
-    Way("MLP speculator, chain", {"method": "mlp_speculator"}, EITHER),
-    Way("MLP speculator, tree", {"method": "mlp_speculator", "n_candidates": 5}, EITHER),
-    Way("Medusa, default", {"method": "medusa"}, EITHER),
+    Way("MLP speculator, chain", {"method": "mlp_speculator", **FIXED}, EITHER),
+    Way("MLP speculator, tree", {"method": "mlp_speculator", "n_candidates": 5, **FIXED}, EITHER),
+    Way("Medusa, tree", {"method": "medusa", **FIXED}, EITHER),
     Way("Medusa, large tree", {"method": "medusa", "num_speculative_tokens": 63, **CHOSEN}, EITHER),  # as on a GPU
     Way("n-grams", {"method": "ngram", **CHAIN}, EITHER),
-    Way("suffix tree", {"method": "suffix", "suffix_decoding_max_cached_requests": 0}, EITHER),
+    Way("suffix tree", {"method": "suffix", "suffix_decoding_max_cached_requests": 0, **FIXED}, EITHER),
 )
 
 

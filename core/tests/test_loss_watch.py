@@ -130,5 +130,5 @@ def test_an_engine_warns(adaptive: bool, tmp_path: Path, caplog: pytest.LogCaptu
     assert len(warnings_of(caplog)) == (not adaptive)
     for message in warnings_of(caplog):
         assert "adaptive_draft_length=True" in message
-        assert "another num_speculative_tokens than 2" in message
+        assert "another number than 2" in message
     assert all(record.levelno == logging.WARNING for record in caplog.records if WARNING in record.getMessage())

@@ -141,6 +141,7 @@ def plan_of(
             for r in requests
         ],
         num_known=[request.num_known for request in requests],
+        num_prefill_tokens=1,
     )
     lengths = tuple(request.num_known + len(request.parents) for request in requests)
     batch = StepBatch.of(schedule, Draft.from_trees(trees, CPU), sum(lengths) + num_padding, CPU)

@@ -165,5 +165,6 @@ def _visibility(batch: list[Request], num_tokens: int) -> Visibility:
             for r in batch
         ],
         num_known=[request.num_known for request in batch],
+        num_prefill_tokens=1,
     )
     return StepBatch.of(schedule, draft, num_tokens, CPU).visibility

@@ -195,7 +195,7 @@ def test_requests_that_cannot_draft_any_more_are_not_observed(ledger_llm: Any, g
 def test_rows_of_requests_that_are_gone_are_freed() -> None:
     """The requests of a forward pass share a tensor, which must not stay in memory for one of them alone."""
     arrears, requests = Arrears(torch.device("cpu")), [_request(i) for i in range(8)]
-    features = [{"final": torch.randn(8, 3)} for _ in range(5)]
+    features = [{"final": torch.randn(8 + num_padding, 3)} for num_padding in (0, 2, 1, 2, 0)]
     for step, each in enumerate(features):
         arrears.keep(requests, [1] * 8, each)
         assert arrears.num_tokens == arrears._num_rows == 8 * (step + 1)

@@ -51,7 +51,8 @@ def acceptance_lengths(
             num_kv_blocks=num_blocks * len(prompts),
             seed=seed,  # requests with seeds of their own would get no sampled drafts
             disable_log_stats=True,
-            speculative_config={**speculative_config, "model": folder},
+            # Not as much as pays: a draft in training accepts little at first.
+            speculative_config={"adaptive_draft_length": False, **speculative_config, "model": folder},
         ) as llm:
             lengths = {}
             for name, temperature in TEMPERATURES.items():

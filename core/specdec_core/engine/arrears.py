@@ -33,7 +33,8 @@ class _Segment:
 
     def split(self, tap: str) -> list[torch.Tensor]:
         """Those of each request, [num_tokens, width]."""
-        of_steps = torch.stack([step[tap] for step in self.steps])
+        number = sum(self.counts)
+        of_steps = torch.stack([step[tap][:number] for step in self.steps])
         ends = accumulate(self.counts)
         return [of_steps[:, end - count : end].flatten(0, 1) for end, count in zip(ends, self.counts, strict=True)]
 

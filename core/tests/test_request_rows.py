@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import FrameType, SimpleNamespace
 from typing import Any
@@ -41,12 +42,15 @@ class FreeList(RequestRows):
 
 
 class Interrupt:
-    """A trace function that raises KeyboardInterrupt before the n-th bytecode instruction of a call."""
+    """A trace function that raises KeyboardInterrupt before the n-th bytecode instruction of a call. Instructions of
+    other packages, such as a callback of the garbage collector, do not count."""
 
     def __init__(self, number: int) -> None:
         self._left = number
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        if frame.f_code.co_filename not in (__file__, inspect.getfile(RequestRows)):
+            return None
         frame.f_trace_opcodes = True
         if event == "opcode":
             self._left -= 1

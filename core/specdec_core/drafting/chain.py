@@ -133,8 +133,8 @@ class HostChain:
 
 
 class DeviceChain:
-    """Grows chains on a GPU. The host does not wait for the device: tokens that a request did not get are dead
-    (padding), and `batch.levels` is not asked."""
+    """Grows chains on a GPU. The host does not wait for the device while they grow: tokens that a request did not get
+    are dead (padding), and `batch.levels` is not asked."""
 
     def __init__(self, batch: ProposerBatch, length: int, distributions: Distributions, min_prob: float) -> None:
         self._batch, self._distributions, self._min_prob = batch, distributions, min_prob

@@ -76,7 +76,7 @@ class Distributions:
 
 
 def draws_some(batch: ProposerBatch, method: str) -> bool:
-    """Whether method "auto" draws tokens: where a request's parameters leave that open."""
+    """Whether method "auto" draws tokens in this batch: it does if a request has a temperature above 0 and no seed."""
     return method == AUTO and any(batch.may_sample)
 
 

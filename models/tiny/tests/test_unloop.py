@@ -23,6 +23,7 @@ def test_long_repetitions_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
         "of the prompt": [*once, *once, *once],
         "a result": [*once, 1, *once, *result, *once],
         "an early result": [*result, *once, 1, *once, 2, *once],
+        "a result before": [*result, 0, *once, 1, *once, 2, *once],
         "padding": [-1] * (3 * NGRAM),
     }
     starts = {"of the prompt": NGRAM}
@@ -31,5 +32,6 @@ def test_long_repetitions_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, text in texts.items()
     }
     assert marked.pop("a loop") == list(range(2 * NGRAM + 3, 3 * NGRAM + 2))  # all but the first token
+    assert marked.pop("a result before") == list(range(2 * NGRAM + 6, 3 * NGRAM + 5))
     assert marked.pop("a loop of one") == list(range(ALLOWED + 1, NGRAM + ALLOWED))
     assert not any(marked.values())

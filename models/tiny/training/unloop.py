@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from tqdm import tqdm
 
 from .data import BATCH_UNITS, UNIT, Units
-from .drafts import continue_excerpts, cut
+from .drafts import END, continue_excerpts, cut
 from .edits import RESULT
 from .export import export
 from .model import Trainee
@@ -48,13 +48,17 @@ def repeats(texts: np.ndarray, starts: np.ndarray, result: list[int]) -> np.ndar
     ``texts``.
 
     texts: token ids, int32 [number, length], padded with -1. starts: int64 [number], where each continuation begins.
-    result: token ids of the line after which an edit document repeats its code; from there on, none is returned.
+    result: token ids of the line after which an edit document repeats its code; from there to the document's end, none
+        is returned.
     """
     found = np.zeros(texts.shape, bool)
     for row, (text, start) in enumerate(zip(texts.tolist(), starts.tolist(), strict=True)):
         times: Counter[tuple[int, ...]] = Counter()
-        ends = (end for end in range(len(result), len(text) + 1) if text[end - len(result) : end] == result)
-        for end in range(start + NGRAM, next(ends, len(text) + 1)):
+        is_result = False
+        for end in range(1, len(text) + 1):
+            is_result = text[end - 1] != END and (is_result or text[max(0, end - len(result)) : end] == result)
+            if is_result or end < start + NGRAM:
+                continue
             ngram = tuple(text[end - NGRAM : end])
             if times[ngram] >= ALLOWED and -1 not in ngram:
                 found[row, end - NGRAM + 1 : end] = True

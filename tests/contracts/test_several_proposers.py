@@ -32,7 +32,7 @@ from specdec_core import (
 from specdec_core.api.arguments import prepare
 from specdec_core.drafting import combining
 from specdec_core.engine import speculation
-from specdec_core.engine.build import unite
+from specdec_core.engine.design import unite
 from specdec_core.engine.engine import Engine
 
 PROMPTS = [[3, 4, 3, 4, 5, 5, 5, i] for i in range(6)]

@@ -22,7 +22,7 @@ import reference
 import table_draft
 from tiny_models import save_tiny_model
 
-from specdec_core.engine import build
+from specdec_core.engine import design
 
 MODELS = ["llama", pytest.param("qwen3", marks=pytest.mark.nightly), "embedded"]
 SPECS = (random_tree.RANDOM_TREE, table_draft.TABLE_DRAFT, merged_draft.MERGED_DRAFT)
@@ -116,13 +116,13 @@ def kv_manager() -> Iterator[str]:
     """The name of the KV manager that the tests use. The environment variable SPECDEC_KV_MANAGER sets it for the whole
     suite, except for tests that choose a KV manager themselves."""
     name = os.environ.get("SPECDEC_KV_MANAGER", "paged")
-    choose = build._kv_manager
+    choose = design._kv_manager
 
     def chosen(config: Any, plugins: Any) -> Any:
         return choose(evolve(config, kv_manager=name) if config.kv_manager == "paged" else config, plugins)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "_kv_manager", chosen)
+        patch.setattr(design, "_kv_manager", chosen)
         yield name
 
 

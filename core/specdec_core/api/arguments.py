@@ -23,8 +23,8 @@ from specdec_core.config.file import KEYS
 from specdec_core.config.idle import idle_values
 from specdec_core.config.speculative import AUTO, SpeculativeConfig
 from specdec_core.contracts.proposer import ProposerSpec
-from specdec_core.engine import build
-from specdec_core.engine.build import Design, Speculating
+from specdec_core.engine import design
+from specdec_core.engine.design import Design, Speculating
 from specdec_core.engine.draft_kind import explain_draft_kind, explain_target_kind, refuse_other_kind
 from specdec_core.engine.plugin_errors import building
 from specdec_core.errors import ConfigError, NoDraftError, PluginError, nearest
@@ -105,7 +105,7 @@ def dry_run(model: str | Path, **keywords: Any) -> Design:
     """Do everything that `LLM` does before it loads weights, and return the engine's `Design`, which has the memory
     plan. Takes the keywords of `LLM` and raises the same errors, except those that only loading weights can cause."""
     prepared = prepare(model, **keywords)
-    return build.dry_run(prepared.config, prepared.plugins, prepared.speculative, prepared.tokenizer)
+    return design.dry_run(prepared.config, prepared.plugins, prepared.speculative, prepared.tokenizer)
 
 
 def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.device) -> SpeculativeConfig:

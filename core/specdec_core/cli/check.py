@@ -14,7 +14,7 @@ from specdec_core.cli.screen import cell, counted, make_console
 from specdec_core.errors import SpecdecError
 
 if TYPE_CHECKING:
-    from specdec_core.engine.build import Design
+    from specdec_core.engine.design import Design
     from specdec_core.engine.memory import MemoryPlan
 
 MEMORY_FIGURES = ("kv_bytes", "kv_bytes_per_token", "num_tokens", "num_full_requests")

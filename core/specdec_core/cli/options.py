@@ -24,7 +24,7 @@ from specdec_core.plugins import Plugins
 
 if TYPE_CHECKING:
     from specdec_core.api.llm import LLM
-    from specdec_core.engine.build import Design
+    from specdec_core.engine.design import Design
 
 DEFAULT_MODEL = "tiny"
 DEFAULT_NUM_SPECULATIVE_TOKENS = 5

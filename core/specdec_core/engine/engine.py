@@ -17,7 +17,8 @@ from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.report import StepReport
 from specdec_core.contracts.verifier import Verdict
-from specdec_core.engine.build import Speculating, build
+from specdec_core.engine.build import build
+from specdec_core.engine.design import Speculating
 from specdec_core.engine.detokenizer import OutputText
 from specdec_core.engine.device import failure_of, use_device
 from specdec_core.engine.interrupts import then

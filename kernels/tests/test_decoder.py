@@ -110,15 +110,14 @@ class Run:
             for i, (request, n) in enumerate(zip(self.made.requests, lengths, strict=True))
         ]
         self.slots = torch.cat([*own, torch.full((3,), -1)])
-        at = self.made.plan.visibility.positions
-        self.ropes = [(self.drawn.cos[at].contiguous(), self.drawn.sin[at].contiguous())]
+        self.ropes, self.positions = [(self.drawn.cos, self.drawn.sin)], self.made.plan.visibility.positions
 
     def fused(self, window: int | None = None, *, num_layers: int = 2, **options: Any) -> torch.Tensor:
         """Returns the result without padding. Afterwards, `stored` are the caches with the tokens' keys and values."""
         self.stored = [[each.clone() for each in cache] for cache in self.caches][:num_layers]
         run = OPS["fuse_layers"](self.drawn.layers[:num_layers])
         cache = self.stored, self.slots, self.made.fresh_plan()
-        return run(self.hidden, self.ropes, *cache, window, self.entering, **options)[:-3]
+        return run(self.hidden, self.ropes, self.positions, *cache, window, self.entering, **options)[:-3]
 
     def alone(self, request: int, token: int) -> torch.Tensor:
         """Run one token whose request has the keys and values of its path in its cache, in another order of slots."""
@@ -130,10 +129,9 @@ class Run:
         for cache, stored in zip(caches, self.stored, strict=True):
             for ours, theirs in zip(cache, stored, strict=True):
                 ours[places[:-1]] = theirs[here[:-1]]
-        ropes = [tuple(each[row : row + 1].contiguous() for each in angles) for angles in self.ropes]
-        run = OPS["fuse_layers"](self.drawn.layers)
+        run, at = OPS["fuse_layers"](self.drawn.layers), self.positions[row : row + 1]
         entering = None if self.entering is None else self.entering[row : row + 1]
-        return run(self.hidden[row : row + 1], ropes, caches, places[-1:], made.plan, None, entering)[0]
+        return run(self.hidden[row : row + 1], self.ropes, at, caches, places[-1:], made.plan, None, entering)[0]
 
     def exact(self, window: int | None = None) -> torch.Tensor:
         """Compute the result in float64."""
@@ -145,7 +143,7 @@ class Run:
 
     def _one_by_one(self, layers: Any, dtype: torch.dtype, window: int | None) -> torch.Tensor:
         hidden, plan = self.hidden.to(dtype).unsqueeze(0), self.made.fresh_plan()
-        cos, sin = (each.to(dtype).unsqueeze(0) for each in self.ropes[0])
+        cos, sin = (each[self.positions].to(dtype).unsqueeze(0) for each in self.ropes[0])
         entering = None if self.entering is None else self.entering.to(dtype).unsqueeze(0)
         for layer, cache in zip(layers, self.caches, strict=True):
             keys, values = (each.to(dtype, copy=True) for each in cache)
@@ -260,7 +258,8 @@ def test_outputs_of_some_tokens_are_those_of_all(dtype: torch.dtype, data: Any) 
     plan, caches = run.made.fresh_plan(), [[each.clone() for each in cache] for cache in run.caches]
     plan = evolve(plan, metadata=evolve(plan.metadata, slot_mapping=run.slots[:-3]))
     fused = OPS["fuse_layers"](run.drawn.layers)
-    found = fused(run.hidden, run.ropes, caches, run.slots, plan, None, run.entering, lasts, plan.of_rows(lasts))
+    cache = caches, run.slots, plan, None
+    found = fused(run.hidden, run.ropes, run.positions, *cache, run.entering, lasts, plan.of_rows(lasts))
     assert torch.equal(found[:3], expected[[1, 91, 103]])
     for ours, theirs in zip(caches, stored, strict=True):
         assert all(torch.equal(a.nan_to_num(7), b.nan_to_num(7)) for a, b in zip(ours, theirs, strict=True))
@@ -272,11 +271,12 @@ def test_outputs_of_some_tokens_are_those_of_all(dtype: torch.dtype, data: Any) 
 def test_inputs_of_layers_are_written_where_they_are_wanted(dtype: torch.dtype, data: Any, wanted: set[int]) -> None:
     run = Run(data, dtype, [Request(20, 2), Request(40, 1, TREE), Request(7, 90)])
     expected = run.fused()
-    inputs = {layer: torch.full_like(run.hidden, 7) for layer in wanted}
-    assert torch.equal(run.fused(inputs=inputs), expected)
+    copied = sorted(wanted, reverse=True)
+    copies = torch.full((len(copied), *run.hidden.shape), 7, dtype=dtype)
+    assert torch.equal(run.fused(copied=copied, copies=copies), expected)
     given = run.hidden[:-3], run.fused(num_layers=1)
-    for layer, memory in inputs.items():
-        assert torch.equal(memory[:-3], given[layer])
+    assert all(torch.equal(copy[:-3], given[layer]) for layer, copy in zip(copied, copies, strict=True))
+    assert torch.equal(run.fused(), expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -299,11 +299,22 @@ def test_what_is_not_finite_stays_with_its_request(poison: float, dtype: torch.d
 def test_what_does_not_fit_is_refused(data: Any) -> None:
     run = Run(data, torch.float32, [Request(20, 2)])
     ropes = run.ropes
-    for change in (torch.Tensor.double, lambda table: table[:1], lambda table: table[:, :2]):
+    for change in (torch.Tensor.double, lambda table: table[0], lambda table: table[:, :2], lambda table: table[:0]):
         run.ropes = [tuple(map(change, pair)) for pair in ropes]
         with pytest.raises(ValueError, match="cos or sin"):
             run.fused()
+    run.ropes, positions = [(ropes[0][0], ropes[0][1][1:])], run.positions
+    with pytest.raises(ValueError, match="cos or sin"):
+        run.fused()
     run.ropes = ropes
+    for wrong in (positions.int(), positions[1:], positions[None]):
+        run.positions = wrong
+        with pytest.raises(ValueError, match="positions is"):
+            run.fused()
+    run.ropes, run.positions = [tuple(each[:4] for each in ropes[0])], None
+    with pytest.raises(ValueError, match="fewer rows than the 5 tokens"):
+        run.fused()
+    run.ropes, run.positions = ropes, positions
     keys, values = run.caches[1]
     if run.drawn.enters:
         entering = run.entering
@@ -311,9 +322,10 @@ def test_what_does_not_fit_is_refused(data: Any) -> None:
             with pytest.raises(ValueError, match="the input of query, key and value begins with 32 columns"):
                 run.fused()
         run.entering = entering
-    for wrong in (run.hidden.double(), run.hidden[1:], run.hidden.T.contiguous().T):
-        with pytest.raises(ValueError, match="the memory for the input of layer 1"):
-            run.fused(inputs={1: wrong})
+    right = run.hidden[None]
+    for wrong in (None, right[0], right.double(), right[:, 1:], right.repeat(2, 1, 1), right.mT.contiguous().mT):
+        with pytest.raises(ValueError, match="copies is"):
+            run.fused(copied=[1], copies=wrong)
     for cache in (
         [keys.double(), values],
         [keys, values.transpose(1, 2)],
@@ -323,6 +335,28 @@ def test_what_does_not_fit_is_refused(data: Any) -> None:
         run.caches[1] = cache
         with pytest.raises(ValueError, match="KV cache"):
             run.fused()
+
+
+@needs_float32
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
+def test_cosines_may_be_given_by_token_and_tables_may_change(data: Any) -> None:
+    run = Run(data, torch.float32, [Request(20, 2), Request(40, 1, TREE)])
+    expected, tables, positions = run.fused(), run.ropes, run.positions
+    fused = OPS["fuse_layers"](run.drawn.layers)
+
+    def again() -> torch.Tensor:
+        cache = [[each.clone() for each in cache] for cache in run.caches], run.slots, run.made.fresh_plan()
+        found: torch.Tensor = fused(run.hidden, run.ropes, run.positions, *cache, None, run.entering)
+        return found[:-3]
+
+    assert torch.equal(again(), expected)
+    run.ropes, run.positions = [tuple(each[positions].T.contiguous().T for each in tables[0])], None
+    assert torch.equal(again(), expected)
+    run.ropes, run.positions = tables, positions
+    assert torch.equal(again(), expected)
+    run.ropes = [(tables[0][0], -tables[0][1])]
+    assert not torch.equal(again(), expected)
 
 
 @needs_float32

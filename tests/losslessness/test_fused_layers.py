@@ -11,6 +11,9 @@ from attrs import evolve
 from families import FAMILIES, save_family
 
 from specdec_core import LLM, DecoderStack, SamplingParams
+from specdec_core.contracts.kv import KVMetadata, Visibility
+from specdec_core.ops.attention_plan import AttentionPlan
+from specdec_core.ops.padding import Padding
 
 lanes = pytest.importorskip("specdec_kernels.cpu.lanes")
 pytestmark = pytest.mark.skipif(not lanes.is_supported(torch.float32), reason="this CPU lacks AVX2 or FMA")
@@ -53,16 +56,27 @@ def test_a_layer_that_does_something_else_is_not_fused(
 
 def test_positions_past_the_length_limit_do_no_harm() -> None:
     """A draft model forwards nodes there, which are dead, if another request's draft is deeper."""
-    decoder = LLM("tiny", max_model_len=64, disable_log_stats=True).engine.target.decoder
+    decoder = LLM("tiny", max_model_len=64, dtype="float32", disable_log_stats=True).engine.target.decoder
 
-    class Unchanged:
-        def run_layers(self, run: Any, start: int, end: int, hidden: Any, ropes: Any, inputs: Any) -> torch.Tensor:
-            assert all(len(each) == 2 for angles in ropes for each in angles)
-            return hidden
+    class Alone:
+        """Runs the layers on two tokens, each the first of its request, at any position."""
 
-    ids = torch.tensor([5, 6])
-    given, _ = evolve(decoder, attention=Unchanged()).forward(ids, torch.tensor([3, 64 + 7]), torch.arange(2))
-    assert given.shape[0] == 2
+        def run_layers(self, run: Any, start: int, end: int, hidden: Any, ropes: Any, positions: Any, **_: Any) -> Any:
+            heads, width = decoder.run._layers[0].num_kv_heads, decoder.run._layers[0].head_dim
+            caches = [(torch.zeros(3, heads, width), torch.zeros(3, heads, width)) for _ in range(start, end)]
+            metadata = KVMetadata((0, 0), (1, 1), torch.tensor([[0], [1]]), torch.arange(2), 1)
+            plan = AttentionPlan(metadata, Visibility(positions, torch.ones(2, dtype=torch.int64)), Padding(1, 1))
+            return run(hidden, ropes, positions, caches, torch.arange(2), plan, None)
+
+    def forward(positions: list[int]) -> torch.Tensor:
+        found, _ = evolve(decoder, attention=Alone()).forward(
+            torch.tensor([5, 6]), torch.tensor(positions), torch.arange(2)
+        )
+        return found
+
+    expected, found = forward([3, 63]), forward([3, 64 + 7])
+    assert found.isfinite().all()
+    assert torch.equal(found, expected)
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3"])

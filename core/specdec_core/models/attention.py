@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -119,16 +118,19 @@ class PagedAttention:
         past: int,
         hidden: torch.Tensor,
         ropes: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        positions: torch.Tensor | None,
         entering: torch.Tensor | None = None,
         rows: torch.Tensor | None = None,
-        inputs: Mapping[int, torch.Tensor] = MappingProxyType({}),
+        copied: Sequence[int] = (),
+        copies: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run fused layers, first to past - 1, on the tokens of the current forward pass. run: what the operation
-        `fuse_layers` returned; hidden, ropes, entering, rows, inputs, and the result: as it has them."""
+        `fuse_layers` returned; hidden, ropes, positions, entering, rows, copied, copies, and the result: as it has
+        them."""
         caches = [self._kv.cache(*place) for place in self._places[first:past]]
         plan_of_rows = None if rows is None else self._plan_of(rows)
         cache = caches, self._slot_mapping, self._plan, self._window
-        return run(hidden, ropes, *cache, entering, rows, plan_of_rows, inputs)
+        return run(hidden, ropes, positions, *cache, entering, rows, plan_of_rows, copied, copies)
 
     def _plan_of(self, rows: torch.Tensor) -> AttentionPlan:
         """Return the plan of some tokens alone, made once for all layers that ask for the same rows."""

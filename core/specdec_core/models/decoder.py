@@ -65,7 +65,8 @@ class RecordedDecoder:
         run = fuse(known) if len(known) == len(layers) else None
         if run is None:
             return None
-        copied = tuple(layer for layer in range(1, len(layers)) if f"input.{layer}" in taps)
+        names = {f"input.{layer}": layer for layer in range(1, len(layers))}
+        copied = {tap: names[tap] for tap in dict.fromkeys(taps) if tap in names}
         return Decoder(self.embed, self.ropes, norm, attention, run, len(layers), copied, frozenset(taps))
 
 
@@ -74,7 +75,7 @@ class Decoder:
     """A model's layers, fused by a plugin, from the embedding to the last norm.
 
     run: all layers in one call.
-    copied: the layers between the first and the last whose inputs are taps.
+    copied: the taps that are inputs of layers after the first, with the index of each one's layer.
     """
 
     embed: Callable[[torch.Tensor], torch.Tensor]
@@ -83,7 +84,7 @@ class Decoder:
     attention: PagedAttention
     run: Run
     num_layers: int
-    copied: tuple[int, ...]
+    copied: Mapping[str, int]
     taps: frozenset[str]
 
     def forward(
@@ -91,18 +92,17 @@ class Decoder:
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """Run a flat batch of tokens, inside `attention.forwarding`. Returns the LM head's input for `rows`, and the
         taps' hidden states [num_tokens, width]."""
-        # A draft model's levels may pass the length limit of some requests. Such nodes are dead.
-        at = positions.clamp(max=len(self.ropes[0][0]) - 1)
-        ropes = [(cos.index_select(0, at), sin.index_select(0, at)) for cos, sin in self.ropes]
         hidden = self.embed(token_ids)
         features = {"input.0": hidden}
-        inputs: dict[int, torch.Tensor] = {}
-        if self.copied:
-            memory = hidden.new_empty((len(self.copied), *hidden.shape))
-            inputs = dict(zip(self.copied, memory.unbind(), strict=True))
-        hidden = self.attention.run_layers(self.run, 0, self.num_layers, hidden, ropes, inputs=inputs)
-        for layer, given in (*inputs.items(), (self.num_layers, hidden)):
-            features[f"input.{layer}"] = given
+        copies = hidden.new_empty((len(self.copied), *hidden.shape)) if self.copied else None
+        layers = tuple(self.copied.values())
+        # A draft model's levels may pass the length limit of some requests. Such nodes are dead.
+        hidden = self.attention.run_layers(
+            self.run, 0, self.num_layers, hidden, self.ropes, positions, copied=layers, copies=copies
+        )
+        features[f"input.{self.num_layers}"] = hidden
+        if copies is not None:
+            features |= zip(self.copied, copies.unbind(), strict=True)
         if "final" in self.taps:
             features["final"] = self.norm(hidden)
             needed = features["final"].index_select(0, rows)

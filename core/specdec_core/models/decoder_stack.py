@@ -10,7 +10,7 @@ from torch import nn
 from specdec_core.models.attention import PagedAttention
 from specdec_core.models.decoder import with_products
 from specdec_core.models.packed_linear import PackedLinear
-from specdec_core.ops.decoder import PRODUCTS, DecoderLayer, Linears, Run
+from specdec_core.ops.decoder import PRODUCTS, Angles, DecoderLayer, Linears, Run
 
 
 class DecoderStack(nn.Module):
@@ -38,14 +38,16 @@ class DecoderStack(nn.Module):
     def forward(
         self,
         hidden: torch.Tensor,
-        cos: torch.Tensor,
-        sin: torch.Tensor,
+        angles: Angles,
+        positions: torch.Tensor | None = None,
         entering: torch.Tensor | None = None,
         rows: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run all layers on a flat batch of tokens, inside of `LayerAttention.forwarding`.
 
-        hidden: [num_tokens, width]. cos, sin: [num_tokens, head_dim].
+        hidden: [num_tokens, width].
+        angles: cos and sin of the rotary embedding, [num_positions, head_dim] each.
+        positions: int64 [num_tokens], the row of each token there; None: token i has row i.
         entering: [num_tokens, any width], what the first layer's input of query, key and value begins with; None:
             nothing.
         rows: as for `LayerAttention.attend`, the tokens whose outputs are wanted; None: all.
@@ -55,7 +57,7 @@ class DecoderStack(nn.Module):
         assert self._attention is not None
         assert self._run is not None
         past = self.first + self._num_layers
-        return self._attention.run_layers(self._run, self.first, past, hidden, [(cos, sin)], entering, rows)
+        return self._attention.run_layers(self._run, self.first, past, hidden, [angles], positions, entering, rows)
 
     def shared_inputs(self) -> list[list[nn.Linear]]:
         """Return the groups of linear layers to be packed as one product."""

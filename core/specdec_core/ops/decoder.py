@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -137,6 +136,7 @@ class Run(Protocol):
         self,
         hidden: torch.Tensor,
         ropes: Sequence[Angles],
+        positions: torch.Tensor | None,
         caches: Sequence[Cache],
         slot_mapping: torch.Tensor,
         plan: AttentionPlan,
@@ -144,12 +144,15 @@ class Run(Protocol):
         entering: torch.Tensor | None = None,
         rows: torch.Tensor | None = None,
         plan_of_rows: AttentionPlan | None = None,
-        inputs: Mapping[int, torch.Tensor] = MappingProxyType({}),
+        copied: Sequence[int] = (),
+        copies: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Run all layers on a flat batch of tokens. Returns [num_tokens or n, width].
 
         hidden: [num_tokens, width].
-        ropes: (cos, sin) of each rotary embedding, [num_tokens, head_dim].
+        ropes: (cos, sin) of each rotary embedding, [num_positions, head_dim].
+        positions: int64 [num_tokens], the row of each token in these tables; the last one for positions past it. None:
+            token i has row i.
         caches: (keys, values) of each layer, as for `store_kv`.
         slot_mapping, plan: as for `store_kv` and `paged_attention`.
         window: sliding window of all layers, in tokens. A layer whose own window is smaller keeps its own.
@@ -157,7 +160,7 @@ class Run(Protocol):
             nothing.
         rows: int64 [n], the tokens whose outputs are wanted; None: all.
         plan_of_rows: the plan of these tokens alone; None: all.
-        inputs: by the index of a layer, contiguous memory [num_tokens, width], to which its input is written.
+        copied: indices of layers whose inputs are written to `copies`, contiguous [len(copied), num_tokens, width].
         """
         ...
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import is_not
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,6 +26,7 @@ from specdec_kernels.cpu.layers import (
     run_stages,
 )
 from specdec_kernels.cpu.linear import PackedProduct
+from specdec_kernels.cpu.rope_tables import Placed, Ropes
 from specdec_kernels.cpu.threads import in_parallel
 
 HEADS = 1
@@ -72,8 +72,8 @@ class FusedLayers:
         self._windows = self._table["window"].copy()
         self._window: int | None = None  # of the last forward pass
         self._copies = self._table["copy"]
-        self._num_copies = 0  # in the last forward pass
-        self._rope_widths = {layer.rope: layer.head_dim for layer in layers}
+        self._copied = False  # any input, in the last forward pass
+        self._ropes = Ropes({layer.rope: layer.head_dim for layer in layers})
         products: Any = [[getattr(layer, name) for name in PRODUCTS] for layer in layers]
         width = products[0][1].num_out
         columns = max(heads.num_out for heads, *_ in products), max(output.num_in for _, output, *_ in products)
@@ -117,6 +117,7 @@ class FusedLayers:
         self,
         hidden: torch.Tensor,
         ropes: Sequence[Angles],
+        positions: torch.Tensor | None,
         caches: Sequence[Cache],
         slot_mapping: torch.Tensor,
         plan: AttentionPlan,
@@ -124,17 +125,18 @@ class FusedLayers:
         entering: torch.Tensor | None = None,
         rows: torch.Tensor | None = None,
         plan_of_rows: AttentionPlan | None = None,
-        inputs: Mapping[int, torch.Tensor] = MappingProxyType({}),
+        copied: Sequence[int] = (),
+        copies: torch.Tensor | None = None,
     ) -> torch.Tensor:
         self._place(caches, hidden.dtype)
         self._set_window(window)
-        self._check(hidden, ropes, entering, inputs)
-        self._set_copies(inputs)
+        self._check(hidden, entering)
+        self._set_copies(copied, copies, hidden)
         tokens = _Tokens.of(
             hidden.clone(memory_format=torch.contiguous_format),
             self._sizes,
             slot_mapping.contiguous(),
-            ropes,
+            self._ropes.at(ropes, positions, hidden),
             plan,
             entering,
         )
@@ -150,23 +152,9 @@ class FusedLayers:
     def _check(
         self,
         hidden: torch.Tensor,
-        ropes: Sequence[Angles],
         entering: torch.Tensor | None,
-        inputs: Mapping[int, torch.Tensor],
     ) -> None:
         dtype, num_tokens = hidden.dtype, hidden.shape[0]
-        for layer, memory in inputs.items():
-            if memory.dtype != dtype or memory.shape != hidden.shape or not memory.is_contiguous():
-                raise ValueError(
-                    f"the memory for the input of layer {layer} is {memory.dtype} {list(memory.shape)} with strides "
-                    f"{memory.stride()}: give {dtype} {list(hidden.shape)}, contiguous"
-                )
-        for rope, width in self._rope_widths.items():
-            for table in ropes[rope]:
-                if table.dtype != dtype or table.shape != (num_tokens, width):
-                    raise ValueError(
-                        f"cos or sin is {table.dtype} {list(table.shape)}: give {dtype} [{num_tokens}, {width}]"
-                    )
         width = _num_entering(self._layers[0])
         given = None if entering is None else (entering.dtype, entering.shape)
         if given != ((dtype, (num_tokens, width)) if width else None):
@@ -175,12 +163,20 @@ class FusedLayers:
                 + (f"{dtype} [{num_tokens}, {width}]" if width else "None")
             )
 
-    def _set_copies(self, inputs: Mapping[int, torch.Tensor]) -> None:
-        if self._num_copies:
+    def _set_copies(self, copied: Sequence[int], copies: torch.Tensor | None, hidden: torch.Tensor) -> None:
+        """Write to the table where the inputs of layers are written."""
+        if self._copied:
             self._copies[:] = 0
-        self._num_copies = len(inputs)
-        for layer, memory in inputs.items():
-            self._copies[layer] = memory.data_ptr()
+        self._copied = bool(copied)
+        if not copied:
+            return
+        wanted = (len(copied), *hidden.shape)
+        if copies is None or copies.dtype != hidden.dtype or copies.shape != wanted or not copies.is_contiguous():
+            given = "None" if copies is None else f"{copies.dtype} {list(copies.shape)}, strides {copies.stride()}"
+            raise ValueError(f"copies is {given}: give {hidden.dtype} {list(wanted)}, contiguous")
+        address, size = copies.data_ptr(), hidden.numel() * hidden.itemsize
+        for place, layer in enumerate(copied):
+            self._copies[layer] = address + place * size
 
     def _set_window(self, window: int | None) -> None:
         """Limit each layer's window to that of the forward pass."""
@@ -218,14 +214,13 @@ class _Tokens:
     memory: buffers as for `run_stages`, one after the other: of inputs, heads, attended, gated, and outputs to be
         normed.
     starts: where each buffer begins.
-    ropes: (cos, sin) of each rotary embedding, [num_tokens, head_dim].
     """
 
     hidden: torch.Tensor  # [num_tokens, width], padding included
     memory: torch.Tensor
     starts: Sequence[int]
     slots: torch.Tensor
-    ropes: Sequence[Angles]
+    angles: Placed
     plan: AttentionPlan
     entering: torch.Tensor
 
@@ -235,19 +230,18 @@ class _Tokens:
         hidden: torch.Tensor,
         sizes: Sequence[int],
         slots: torch.Tensor,
-        ropes: Sequence[Angles],
+        angles: Placed,
         plan: AttentionPlan,
         entering: torch.Tensor | None,
     ) -> _Tokens:
         """sizes: of a token in each buffer."""
         *starts, total = accumulate((hidden.shape[0] * size for size in sizes), initial=0)
-        ropes = [(cos.contiguous(), sin.contiguous()) for cos, sin in ropes]
         entering = hidden if entering is None else entering.contiguous()
-        return cls(hidden, hidden.new_empty(total), starts, slots, ropes, plan, entering)
+        return cls(hidden, hidden.new_empty(total), starts, slots, angles, plan, entering)
 
     def only(self, rows: torch.Tensor, plan: AttentionPlan, layer: DecoderLayer, sizes: Sequence[int]) -> _Tokens:
         """Return some of the tokens, int64 [n], before a layer's attention. plan: that of these tokens alone."""
-        chosen = _Tokens.of(self.hidden.index_select(0, rows), sizes, self.slots, self.ropes, plan, None)
+        chosen = _Tokens.of(self.hidden.index_select(0, rows), sizes, self.slots, self.angles, plan, None)
         width = layer.query_key_value.num_out  # type: ignore[attr-defined]
         chosen._heads(width).copy_(self._heads(width).index_select(0, rows))
         return chosen
@@ -264,8 +258,8 @@ class _Tokens:
             table,
             stages,
             (self.hidden.data_ptr(), *buffers, self.entering.data_ptr()),
-            (paths.num_tokens, self.hidden.shape[1], self.slots.data_ptr()),
-            np.array([[cos.data_ptr(), sin.data_ptr()] for cos, sin in self.ropes]),
+            (paths.num_tokens, self.hidden.shape[1], self.slots.data_ptr(), self.angles.rows_address),
+            self.angles.tables,
             (paths.chunks, paths.paths, paths.places),
         )
         if not is_run:

@@ -55,8 +55,10 @@ def run_stages(functions, num_parts, like, layers, stages, buffers, tokens, rope
         of `query_key_value`], query, key and value [n, columns of that product], attended [n, inputs of the next],
         gated [n, inputs of `down`] and an output that has to be normed [n, width]. Then the address of what the first
         layer's input of query, key and value begins with [n, what `width` leaves of that input].
-    tokens: their number n, the width, and the address of their cache rows, int64 [n].
-    ropes: addresses of cos and sin [n, head_dim] of each rotary embedding, int64 [number, 2].
+    tokens: their number n, the width, and the addresses of their cache rows and of their rows in the tables of ropes,
+        int64 [n] each. The second may be 0: token i has row i.
+    ropes: of each rotary embedding the addresses of cos and sin [num_rows, head_dim], and num_rows, int64 [number, 3].
+        For rows past the last, the last one is taken.
     paths: the arrays chunks, paths and places of `lay_out`.
 
     Returns False, and runs nothing, if a layer's KV cache lacks one of the rows.
@@ -84,14 +86,14 @@ def addresses_of(dtype: np.dtype) -> tuple[int, int]:
     """Return the addresses of `_run_stage` and of `attend_part` for numbers of a dtype."""
     number, table, like = types.int64, types.int64[:, ::1], typeof(np.empty(0, dtype))
     layer = typeof(np.empty(0, LAYER))
-    kinds = [number] * 4 + [layer, like, types.UniTuple(number, 7), types.UniTuple(number, 3), table]
+    kinds = [number] * 4 + [layer, like, types.UniTuple(number, 7), types.UniTuple(number, 4), table]
     return address_of(_run_stage, [*kinds, table, table, types.int64[::1]]), address_of_attend(dtype)
 
 
 @compiled()
 def _run_stage(stage, part, num_parts, attend, layers, like, buffers, tokens, ropes, chunks, paths, places):
     layer = layers[0]
-    num_tokens, width, slots = tokens
+    num_tokens, width, slots, places_in_ropes = tokens
     hidden_at, normed_at, heads_at, attended_at, gated_at, output_at, entering_at = buffers
     hidden = array_at(hidden_at, (num_tokens, width), like)
     inputs = array_at(normed_at, (num_tokens, layer["query_key_value"]["num_in"]), like)
@@ -108,7 +110,7 @@ def _run_stage(stage, part, num_parts, attend, layers, like, buffers, tokens, ro
     elif stage == QUERY_KEY_VALUE:
         _product(layer["query_key_value"], like, inputs, part, num_parts, False, heads)
     elif stage == ROTATE_AND_STORE:
-        _rotate_and_store(layer, like, heads, rows, slots, ropes)
+        _rotate_and_store(layer, like, heads, rows, slots, ropes[layer["rope"]], places_in_ropes)
     elif stage == ATTENTION:
         _attend(attend, layer, part, num_parts, like, heads_at, attended_at, num_tokens, chunks, paths, places)
     elif stage == ATTENTION_OUTPUT:
@@ -181,24 +183,24 @@ def _add_product(product, norm, like, given, part, num_parts, hidden, output):
 
 
 @inner()
-def _rotate_and_store(layer, like, heads, rows, slots_at, ropes):
+def _rotate_and_store(layer, like, heads, rows, slots_at, rope, places_at):
     """Norm and rotate queries and keys in place, and write keys and values to their rows of the cache."""
     head_dim, num_heads, num_kv_heads = layer["head_dim"], layer["num_heads"], layer["num_kv_heads"]
-    shape = len(heads), head_dim
-    cos, sin = array_at(ropes[layer["rope"], 0], shape, like), array_at(ropes[layer["rope"], 1], shape, like)
-    slots = array_at(slots_at, (len(heads),), _INTS)
+    cos, sin = array_at(rope[0], (rope[2], head_dim), like), array_at(rope[1], (rope[2], head_dim), like)
+    slots, places = array_at(slots_at, (len(heads),), _INTS), array_at(places_at, (len(heads),), _INTS)
     width = num_kv_heads * head_dim
     keys = array_at(layer["keys"], (layer["num_slots"] * layer["key_stride"],), like)
     values = array_at(layer["values"], (layer["num_slots"] * layer["value_stride"],), like)
     for row in range(rows[0], rows[1]):
         numbers, slot = heads[row], slots[row] + (layer["num_slots"] if slots[row] < 0 else 0)
         key_at, value_at = slot * layer["key_stride"], slot * layer["value_stride"]
+        angle = min(places[row] if places_at != 0 else row, rope[2] - 1)
         for head in range(num_heads + num_kv_heads):
             start = head * head_dim
             norm = layer["query_norm"] if head < num_heads else layer["key_norm"]
             if norm["width"] > 0:
                 norm_row(numbers, start, _weight(norm), norm["eps"], norm["rounds_first"], numbers, start)
-            rotate_row(numbers, start, cos[row], sin[row], numbers, start)
+            rotate_row(numbers, start, cos[angle], sin[angle], numbers, start)
         start = num_heads * head_dim
         for i in range(width):
             keys[key_at + i] = numbers[start + i]

@@ -21,7 +21,7 @@ from specdec_core import DecoderLayer, DecoderStack, Linears, Norm
 from specdec_proposer_eagle.head_config import HeadConfig
 
 Rotation = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines, [n, head_dim] each."""
+"""Cosines and sines, [n, head_dim] each, of n tokens or positions."""
 Attend = Callable[..., torch.Tensor]
 """`LayerAttention.attend`: (layer, query [n, num_heads, head_dim], key and value [n, num_kv_heads, head_dim], rows)."""
 Rows = torch.Tensor | None
@@ -174,17 +174,24 @@ class Head(nn.Module):
         return cosines[0], sines[0]
 
     def forward(
-        self, embedded: torch.Tensor, feature: torch.Tensor, rotation: Rotation, attend: Attend, rows: Rows = None
+        self,
+        embedded: torch.Tensor,
+        feature: torch.Tensor,
+        rotation: Rotation,
+        attend: Attend,
+        rows: Rows = None,
+        positions: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the head over a flat batch of tokens.
 
         embedded: [n, hidden], for each token the embedding of the next token.
         feature: [n, hidden]. For a token of the request, this is the result of `fuse`. For a draft token, it is the
             second result of this method for the token's parent in the draft.
-        rotation: the result of the method `rotation` for the tokens' positions.
+        rotation: the result of the method `rotation` for the tokens' positions or, with `positions`, for all.
         attend: a function that stores keys and values in the KV cache and computes attention.
         rows: int64, indices of the tokens whose outputs are returned; None for all tokens. For the other tokens, the
             last layer computes only keys and values.
+        positions: int64 [n], each token's row of `rotation`; None: token i has row i.
 
         Returns two tensors, [len(rows), hidden] each: the input of the LM head, and `feature` for the next level of the
         draft.
@@ -196,8 +203,11 @@ class Head(nn.Module):
             hidden = self.fc(torch.cat(both, dim=-1))
         if self.stack.is_fused:
             first = self.layers[0]
-            hidden = self.stack(first.residual(hidden), *rotation, embedded if first.takes_both else None, rows)
+            entering = embedded if first.takes_both else None
+            hidden = self.stack(first.residual(hidden), rotation, positions, entering, rows)
         else:
+            if positions is not None:
+                rotation = rotation[0].index_select(0, positions), rotation[1].index_select(0, positions)
             for i, layer in enumerate(self.layers):
                 hidden = layer(embedded, hidden, rotation, attend, rows if i + 1 == len(self.layers) else None)
         normed = self.norm(hidden)

@@ -76,8 +76,7 @@ class EagleProposer(FeatureProposer):
     def run(
         self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        rotation = tuple(table.index_select(0, positions) for table in self._rotation)
-        return self._head(embedded, features, rotation, self._attention.attend, rows)
+        return self._head(embedded, features, self._rotation, self._attention.attend, rows, positions)
 
     def logits(self, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
         """Return the logits of the next draft tokens over the head's vocabulary, followed by those of tokens outside of

@@ -74,12 +74,12 @@ class AsData(torch.nn.Module):
         super().__init__()
         self._layers = [layer.described() for layer in module.layers]
 
-    def forward(self, hidden: Any, cos: Any, sin: Any, entering: Any, rows: Any) -> torch.Tensor:
+    def forward(self, hidden: Any, angles: Any, positions: Any, entering: Any, rows: Any) -> torch.Tensor:
         def attend(*heads: torch.Tensor) -> torch.Tensor:
             return dense(0, *(each[0].transpose(0, 1) for each in heads)).flatten(1).unsqueeze(0)
 
         for layer in self._layers:
-            given = (each.unsqueeze(0) for each in (hidden, cos, sin))
+            given = (each.unsqueeze(0) for each in (hidden, *angles))
             (hidden,) = layer.forward(*given, attend, None if entering is None else entering.unsqueeze(0))
             entering = None
         return hidden if rows is None else hidden[rows]

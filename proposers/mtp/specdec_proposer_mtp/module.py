@@ -79,7 +79,7 @@ class MTPModule(nn.Module):
         places = positions.unsqueeze(0)
         angles = self.rotary(hidden, places)
         if self.stack.is_fused:
-            return self.stack(hidden[0], angles[0][0], angles[1][0], rows=rows)
+            return self.stack(hidden[0], (angles[0][0], angles[1][0]), rows=rows)
         output = self.block(hidden, position_embeddings=angles, position_ids=places, attention_mask=None)
         outputs: torch.Tensor = (output[0] if isinstance(output, tuple) else output)[0]
         return outputs if rows is None else outputs.index_select(0, rows)

@@ -40,7 +40,7 @@ class AsData(torch.nn.Module):
         super().__init__()
         self._layer = layer
 
-    def forward(self, hidden: Any, cos: Any, sin: Any, rows: Any) -> torch.Tensor:
+    def forward(self, hidden: Any, angles: Any, rows: Any) -> torch.Tensor:
         def attend(query: Any, key: Any, value: Any) -> torch.Tensor:
             repeat = query.shape[1] // key.shape[1]
             key, value = (each.repeat_interleave(repeat, dim=1) for each in (key, value))
@@ -49,7 +49,7 @@ class AsData(torch.nn.Module):
             )
             return attended.transpose(1, 2).flatten(2)
 
-        (hidden,) = self._layer.forward(hidden.unsqueeze(0), cos.unsqueeze(0), sin.unsqueeze(0), attend)
+        (hidden,) = self._layer.forward(*(each.unsqueeze(0) for each in (hidden, *angles)), attend)
         return hidden[rows]
 
 

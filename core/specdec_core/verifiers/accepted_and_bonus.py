@@ -27,6 +27,12 @@ def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdi
     host.
     """
     layout, decided, finite = draft.host_layout, tokens.cpu().numpy(), is_finite.cpu().numpy()
+    if not draft.max_depth:  # plain decoding: the roots' tokens
+        return Verdict(
+            token_ids=torch.from_numpy(np.where(finite, decided, -1)[:, None]),
+            rows=torch.from_numpy(layout.root_rows.astype(np.int32)[:, None]),
+            num_accepted=torch.zeros(len(decided), dtype=torch.int32),
+        )
     num_rows = end = len(decided)  # row `end` stands for "no such child", and is its own child
     matches = (decided[layout.parent_rows] == draft.host_token_ids) & layout.is_alive
     matching = matches.nonzero()[0][::-1]

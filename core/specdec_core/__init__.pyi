@@ -17,9 +17,11 @@ from specdec_core.config.draft_options import (
 )
 from specdec_core.config.engine import EngineConfig as EngineConfig
 from specdec_core.config.fields import (
+    Check as Check,
     check_text as check_text,
     checked_vocab_size as checked_vocab_size,
     flag as flag,
+    must as must,
     number as number,
     one_of as one_of,
     optional_checkpoint as optional_checkpoint,
@@ -116,7 +118,7 @@ from specdec_core.errors import (
     SpecdecError as SpecdecError,
 )
 from specdec_core.kv import BlockPool as BlockPool, PagedKVManager as PagedKVManager
-from specdec_core.models.checkpoint import Checkpoint as Checkpoint
+from specdec_core.models.checkpoint import Checkpoint as Checkpoint, config_value as config_value
 from specdec_core.models.decoder import record_layer as record_layer
 from specdec_core.models.decoder_stack import DecoderStack as DecoderStack
 from specdec_core.models.embedded import resolve_model as resolve_model

@@ -14,12 +14,13 @@ from typing import Any, TypeVar
 from zipfile import is_zipfile
 
 import torch
-from attrs import field, frozen
+from attrs import NOTHING, field, frozen
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from specdec_core.config.fields import Check, shown
 from specdec_core.errors import CompatibilityError, ConfigError, SpecdecError, reason
 from specdec_core.models.hub import unreachable
 from specdec_core.models.load import refuse_revision
@@ -45,6 +46,32 @@ Rename = Callable[[str], str | None]
 Module = TypeVar("Module", bound=nn.Module)
 Read = Callable[[Collection[str]], dict[str, torch.Tensor]]
 """Reads the tensors of these names from a file."""
+
+
+@frozen
+class _Key:
+    """Stands in for the attribute of an attrs class, for a `Check`."""
+
+    name: str
+
+
+def config_value(config: Mapping[str, Any], key: str, check: Check, default: Any = NOTHING) -> Any:
+    """Return a value of a config.json; `default`, if given, where it is missing or null. Call it within
+    `Checkpoint.reading_config`, so that the error names the checkpoint.
+
+    Raises CompatibilityError for a value that `check` refuses.
+    """
+    value = config.get(key)
+    if value is None and default is not NOTHING:
+        return default
+    try:
+        check.validate(config, _Key(key), value)  # type: ignore[arg-type]
+    except ConfigError as error:
+        found = shown(value) if key in config else "missing"
+        raise CompatibilityError(
+            f"{key} in config.json is {found}, and must be {check.allowed}: download or save it again"
+        ) from error
+    return value
 
 
 @frozen

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 from transformers import LlamaConfig
 
-from specdec_core import CompatibilityError, TargetInfo, shown
+from specdec_core import CompatibilityError, TargetInfo, config_value, flag, shown
 from specdec_proposer_eagle.published import aux_layers
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -89,9 +89,9 @@ def read(config: Mapping[str, Any], shapes: Shapes, target: TargetInfo, *, is_ea
         vocab_size=target.vocab_size,
         draft_vocab_size=_length(ours["lm_head.weight"]) if "lm_head.weight" in ours else target.vocab_size,
         aux_layer_ids=aux_layer_ids,
-        norm_before_residual=_flag(flat, "norm_before_residual"),
-        norm_output=_flag(flat, "norm_output"),
-        is_aligned=_flag(flat, ALIGNED),
+        norm_before_residual=config_value(flat, "norm_before_residual", flag, False),
+        norm_output=config_value(flat, "norm_output", flag, False),
+        is_aligned=config_value(flat, ALIGNED, flag, False),
     )
     if not head.draft_vocab_size:
         raise CompatibilityError(
@@ -100,16 +100,6 @@ def read(config: Mapping[str, Any], shapes: Shapes, target: TargetInfo, *, is_ea
         )
     _check_target(head, flat, shapes, target)
     return head
-
-
-def _flag(flat: Mapping[str, Any], key: str) -> bool:
-    value = flat.get(key)
-    if value is not None and type(value) is not bool:
-        raise CompatibilityError(
-            f"{key} in the draft head's config.json is {shown(value)}, and should be true or false: download or save "
-            f"it again"
-        )
-    return bool(value)
 
 
 def _length(shape: tuple[int, ...]) -> int:

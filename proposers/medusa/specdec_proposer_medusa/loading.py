@@ -15,7 +15,18 @@ from typing import Any
 import torch
 from attrs import frozen
 
-from specdec_core import Checkpoint, CompatibilityError, ConfigError, TargetInfo, TokenTree, checked_token_map, shown
+from specdec_core import (
+    Checkpoint,
+    CompatibilityError,
+    ConfigError,
+    TargetInfo,
+    TokenTree,
+    checked_token_map,
+    config_value,
+    flag,
+    number,
+    shown,
+)
 from specdec_proposer_medusa.choices import VICUNA_7B, Accuracies, choices_from_accuracies
 from specdec_proposer_medusa.config import MedusaConfig, parse_accuracies
 from specdec_proposer_medusa.module import HeadSizes, MedusaHeads
@@ -176,18 +187,10 @@ def _num_heads(checkpoint: Checkpoint) -> int:
 
 def _sizes(checkpoint: Checkpoint, target: TargetInfo) -> HeadSizes:
     found, num_heads = _names(checkpoint), _num_heads(checkpoint)
-    scale = checkpoint.config.get("logit_scale", 1.0)
-    if type(scale) not in (int, float) or not 0 < scale < LARGEST_SCALE:
-        raise CompatibilityError(
-            f"logit_scale in config.json of {checkpoint.name!r} is {shown(scale)}: give a number above 0 and below "
-            f"{LARGEST_SCALE:g}"
-        )
+    with checkpoint.reading_config() as config:
+        scale = config_value(config, "logit_scale", number(0, LARGEST_SCALE, low_open=True), 1.0)
+        is_shared = config_value(config, "original_lm_head", flag, False)
     output_rows = [shape[0] for name, shape in found.items() if name.startswith("lm_heads.") and len(shape) == 2]
-    is_shared = checkpoint.config.get("original_lm_head", False)
-    if type(is_shared) is not bool:
-        raise CompatibilityError(
-            f"original_lm_head in config.json of {checkpoint.name!r} is {shown(is_shared)}: give true or false"
-        )
     num_layers = len({name for name in found if re.fullmatch(r"heads\.0\.\d+\.weight", name)})
     has_bias = any(re.fullmatch(r"heads\.\d+\.\d+\.bias", name) for name in found)
     if _is_vllms(checkpoint):

@@ -8,7 +8,16 @@ from typing import Any
 
 from attrs import evolve, frozen
 
-from specdec_core import Checkpoint, CompatibilityError, ConfigError, KVLayout, TargetInfo, shown
+from specdec_core import (
+    Checkpoint,
+    CompatibilityError,
+    ConfigError,
+    KVLayout,
+    TargetInfo,
+    config_value,
+    shown,
+    whole_number,
+)
 from specdec_proposer_mtp.config import MTPConfig
 from specdec_proposer_mtp.families import BY_NAME, REFUSED, Family
 from specdec_proposer_mtp.module import MTPModule, kv_layout
@@ -50,18 +59,19 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
     checkpoint = Checkpoint(str(target.model if own else options.model), target.revision if own else options.revision)
     stated = _text_config(checkpoint)
     family = family_of(checkpoint.name, stated.get("model_type"))
-    # LongCat has no such key, and its names have no number of a layer.
-    num_layers = _whole_number(checkpoint.name, stated, "num_hidden_layers", 0, default=0)
-    sizes = tuple(_whole_number(checkpoint.name, stated, key, 1) for key in ("hidden_size", "vocab_size"))
+    with checkpoint.reading_config():
+        # LongCat has no such key, and its names have no number of a layer.
+        num_layers = config_value(stated, "num_hidden_layers", whole_number(0), 0)
+        sizes = tuple(config_value(stated, key, whole_number(1)) for key in ("hidden_size", "vocab_size"))
+        longest = config_value(stated, "max_position_embeddings", whole_number(1), target.max_model_len)
+        # A config.json that says nothing, or 0, may be of a checkpoint with one.
+        num_modules = max(1, config_value(stated, family.num_modules or "", whole_number(0), 1))
     if sizes != (target.hidden_size, target.vocab_size):
         raise CompatibilityError(
             f"the MTP module in {checkpoint.name!r} is for another target: hidden_size and vocab_size are {sizes[0]} "
             f"and {sizes[1]}, and this target's are {target.hidden_size} and {target.vocab_size}. Leave model out to "
             f"use the target's own"
         )
-    longest = _whole_number(checkpoint.name, stated, "max_position_embeddings", 1, default=target.max_model_len)
-    # A config.json that says nothing, or 0, may be of a checkpoint with one.
-    num_modules = max(1, _whole_number(checkpoint.name, stated, family.num_modules or "", 0, default=1))
     depth = options.shape(num_speculative_tokens).depth
     indices = range(min(num_modules, depth))
     _check_modules(checkpoint, family, num_layers, num_modules, indices)
@@ -213,17 +223,3 @@ def _text_config(checkpoint: Checkpoint) -> dict[str, Any]:
             f"again"
         )
     return found
-
-
-def _whole_number(name: str, stated: Mapping[str, Any], key: str, least: int, default: int | None = None) -> int:
-    """The value of a key of config.json; `default`, if given, if it is not there or null. name: of the checkpoint."""
-    number = stated.get(key)
-    if number is None and default is not None:
-        return default
-    if type(number) is not int or number < least:
-        found = shown(number) if key in stated else "missing"
-        raise CompatibilityError(
-            f"{key} in config.json of {name!r} is {found}, and must be a whole number of at least {least}: download "
-            f"or save it again"
-        )
-    return number

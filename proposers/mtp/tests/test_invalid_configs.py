@@ -15,11 +15,11 @@ from specdec_core.api.arguments import dry_run
 SETTINGS: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 64}
 NOT_VALID = r"config.json of '.*' is not valid: "
 FAULTS: dict[str, tuple[dict[str, Any], str]] = {
-    "layers in words": ({"num_hidden_layers": "2"}, "num_hidden_layers in config.json of '.*' is '2', and must be"),
+    "layers in words": ({"num_hidden_layers": "2"}, "num_hidden_layers in config.json is '2', and must be"),
     **{
         f"{key} {value!r}": (
             {key: value},
-            f"^{key} in config.json of '.*' is {shown}, and must be a whole number of at",
+            f"does not fit: {key} in config.json is {shown}, and must be an integer from 1: download",
         )
         for key in ("hidden_size", "vocab_size")
         for value, shown in ((0, "0"), (-1, "-1"), ("x", "'x'"), (None, "None"))
@@ -27,7 +27,7 @@ FAULTS: dict[str, tuple[dict[str, Any], str]] = {
     "text config": ({"text_config": "x"}, "text_config in config.json of '.*' is 'x', not an object"),
     "no length": (
         {"max_position_embeddings": 0},
-        "max_position_embeddings in config.json of '.*' is 0, and must be a whole number of at least 1",
+        "max_position_embeddings in config.json is 0, and must be an integer from 1",
     ),
     "a list as type": ({"model_type": []}, r"'.*' is of type \[\], and multi-token prediction is known for"),
     "negative width": ({"intermediate_size": -1}, NOT_VALID + "intermediate_size=-1 must be a whole number from 1"),

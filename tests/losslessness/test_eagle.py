@@ -240,20 +240,33 @@ def tokens_are_of_another_requests_text(patch: Patch) -> None:
 
 def tokens_are_of_the_prompt(patch: Patch) -> None:
     read = ContextVocabulary._read
-    patch.setattr(ContextVocabulary, "_read", lambda self, request: self._recent.get(request.id) or read(self, request))
+    patch.setattr(
+        ContextVocabulary, "_read", lambda self, request: not self._recent.get(request.id) and read(self, request)
+    )
 
 
 def tokens_that_occurred_first_are_kept(patch: Patch) -> None:
-    def read(self: Any, request: RequestView) -> dict[int, None]:
+    def read(self: Any, request: RequestView) -> bool:
         lacking = request.token_ids[self._lacks[request.token_ids]].tolist()
-        return dict.fromkeys([*dict.fromkeys(lacking)][: self._num_tokens])
+        self._recent[request.id] = dict.fromkeys([*dict.fromkeys(lacking)][: self._num_tokens])
+        return True
 
     patch.setattr(ContextVocabulary, "_read", read)
 
 
+def tokens_stay_those_of_the_batchs_first_draft(patch: Patch) -> None:
+    read = ContextVocabulary._read
+    patch.setattr(ContextVocabulary, "_read", lambda self, request: read(self, request) and False)
+
+
 @pytest.mark.parametrize(
     "fault",
-    [tokens_are_of_another_requests_text, tokens_are_of_the_prompt, tokens_that_occurred_first_are_kept],
+    [
+        tokens_are_of_another_requests_text,
+        tokens_are_of_the_prompt,
+        tokens_that_occurred_first_are_kept,
+        tokens_stay_those_of_the_batchs_first_draft,
+    ],
     ids=lambda fault: fault.__name__,
 )
 def test_wrong_tokens_of_the_context_are_noticed(

@@ -44,6 +44,7 @@ class ContextVocabulary:
         self._others = dict.fromkeys(np.flatnonzero(self._lacks)[: self._num_tokens].tolist())
         self._recent: dict[str, dict[int, None]] = {}  # token ids by request, the least recent first
         self._num_read: dict[str, int] = {}
+        self._requests: tuple[RequestView, ...] = ()  # of the last draft
         self._rows = torch.empty(0)  # float32 [batch, hidden, num_tokens]
         self._biases = torch.empty(0)  # float32 [batch, 1, num_tokens], 0 or -inf
         self.to_target = torch.empty(0, dtype=torch.int64)
@@ -53,9 +54,16 @@ class ContextVocabulary:
         self._num_read.pop(request.id, None)
 
     def begin(self, requests: Sequence[RequestView]) -> None:
-        """Prepare the next draft: read the requests' new tokens, and fetch the target's LM-head rows of the tokens to
-        add."""
-        recent = [self._read(request) for request in requests]
+        """Prepare the next draft: read the requests' new tokens and, unless the tokens to add are those of the last
+        draft, fetch their rows of the target's LM head."""
+        before, self._requests = self._requests, ()  # an interrupt may leave this half done
+        have_new = [self._read(request) for request in requests]
+        if any(have_new) or tuple(requests) != before:
+            self._fetch([self._recent[request.id] for request in requests])
+        self._requests = tuple(requests)
+
+    def _fetch(self, recent: Sequence[dict[int, None]]) -> None:
+        """Fetch the target's LM-head rows of the tokens to add, and of others where a request has too few."""
         chosen = np.array([list(each | self._others)[: self._num_tokens] for each in recent], dtype=np.int64)
         is_recent = np.arange(self._num_tokens) < np.array([len(each) for each in recent])[:, None]
         biases = np.where(is_recent, np.float32(0), np.float32(-np.inf))[:, None]
@@ -65,16 +73,18 @@ class ContextVocabulary:
         self._biases = torch.from_numpy(biases).to(ids.device)
         self.to_target = torch.cat([self._own_ids.expand(len(ids), -1), ids], dim=1)
 
-    def _read(self, request: RequestView) -> dict[int, None]:
+    def _read(self, request: RequestView) -> bool:
+        """Read a request's new tokens. Returns whether one of them is lacking in the head's vocabulary."""
         recent = self._recent.setdefault(request.id, {})
         new = request.token_ids[self._num_read.get(request.id, 0) :]
         self._num_read[request.id] = len(request.token_ids)
-        for token_id in new[self._lacks[new]].tolist():
+        lacking = new[self._lacks[new]].tolist()
+        for token_id in lacking:
             recent.pop(token_id, None)
             recent[token_id] = None
         for token_id in list(recent)[: -self._num_tokens]:
             del recent[token_id]
-        return recent
+        return bool(lacking)
 
     def logits(self, own: torch.Tensor, outputs: torch.Tensor, requests: np.ndarray) -> torch.Tensor:
         """Add the logits of the added tokens to the head's. Returns [n, draft_vocab + num_tokens].

@@ -113,9 +113,12 @@ class BlockPool:
         starts, lengths: int64 [batch].
         """
         tables, size = self.tables(request_ids), self.block_size
-        of = np.arange(len(lengths)).repeat(lengths)
-        slots = np.arange(len(of)) + (starts - (lengths.cumsum() - lengths)).repeat(lengths)
-        places: np.ndarray = tables[of, slots // size] * size + slots % size
+        of, slots = np.arange(len(lengths)), starts
+        if not (lengths == 1).all():
+            of = of.repeat(lengths)
+            slots = np.arange(len(of)) + (starts - (lengths.cumsum() - lengths)).repeat(lengths)
+        blocks, offsets = np.divmod(slots, size)
+        places: np.ndarray = tables[of, blocks] * size + offsets
         return places
 
     def tables(self, request_ids: list[str]) -> np.ndarray:

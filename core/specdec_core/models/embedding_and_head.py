@@ -95,7 +95,7 @@ class EmbeddingAndHead:
     def embed(self, embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
         """Embed token ids [...] and multiply by embedding_scale. Returns the input of the model's first layer [...,
         width], without learned positions."""
-        embedded: torch.Tensor = embedding(token_ids)
+        embedded = table_rows(embedding, token_ids) if type(embedding) is nn.Embedding else embedding(token_ids)
         return embedded if self.embedding_scale == 1 else embedded * self.embedding_scale
 
     def rows(self, head: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -129,6 +129,8 @@ def table_rows(embedding: nn.Module, token_ids: torch.Tensor) -> torch.Tensor:
     if not isinstance(embedding, nn.Embedding):
         rows: torch.Tensor = embedding(token_ids)
         return rows
+    if token_ids.ndim == 1:  # takes half as long
+        return embedding.weight.index_select(0, token_ids)
     return nn.functional.embedding(token_ids, embedding.weight)
 
 

@@ -230,6 +230,11 @@ def test_a_run_with_a_start_that_was_killed_ends_the_same(method, specs, folder,
         ("eagle3", {"num_layers": 2, "aux_layers": (0,)}, "reads .* layers 0,1, and .* are 0: give aux_layers=0,1"),
         ("draft_model", {"num_layers": 3, "num_heads": 2}, "has num_layers=1, and this run num_layers=3"),
         ("draft_model", {"from_layers": 1}, "from_layers=1 copies the target's layers"),
+        (
+            "mlp_speculator",
+            {"n_predict": 2, "inner_dim": 16, "init_from_target": True},
+            "has .*init_from_target=False, and this run .*init_from_target=True",
+        ),
         pytest.param("eagle", {}, "has bias=False, and this run bias=True", marks=pytest.mark.nightly),
         pytest.param(
             "eagle", {"bias": False, "intermediate_size": 9}, "intermediate_size=24", marks=pytest.mark.nightly

@@ -140,6 +140,13 @@ class DraftTreeConfig:
         if self.speculative_token_tree is not None:
             self.speculative_token_tree.check_number(num_speculative_tokens)
 
+    def check_depth(self, depth: int, num_heads: int, what: str) -> None:
+        """Raise ConfigError if drafts are deeper than a checkpoint has heads that draft a token each. what: the
+        checkpoint, for the error."""
+        if depth > num_heads:
+            remedy = f"give paths of at most {num_heads} tokens" if self.gives_shape else "lower num_speculative_tokens"
+            raise ConfigError(f"drafts would be {depth} tokens deep, but {what} has {num_heads} heads: {remedy}")
+
     def shape(self, num_speculative_tokens: int) -> TokenTree:
         """The first num_speculative_tokens nodes (draft tokens) of the tree's shape, or a chain if there is no
         shape."""

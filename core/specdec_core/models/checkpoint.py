@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from zipfile import is_zipfile
 
 import torch
-from attrs import NOTHING, field, frozen
+from attrs import NOTHING, frozen
 from huggingface_hub import hf_hub_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
@@ -86,9 +86,7 @@ class Checkpoint:
 
     name: str
     revision: str | None = None
-    weight_files: tuple[str, ...] = WEIGHT_FILES  # the first of these that is there counts
-    # For files that are open: the shapes, and a function that reads the tensors to the CPU.
-    _opened: dict[Path, tuple[Shapes, Read]] = field(factory=dict, init=False, eq=False, repr=False)
+    own_files: tuple[str, ...] = ()  # names of weight files that count before WEIGHT_FILES; the first that is there
 
     @cached_property
     def config(self) -> dict[str, Any]:
@@ -120,14 +118,12 @@ class Checkpoint:
     @cached_property
     def shapes(self) -> Shapes:
         """The shapes of all tensors, {name: shape}, read without loading the tensors."""
-        self._opened.update({file: self._open(file) for file in self._files})
-        return {name: shape for file in self._files for name, shape in self._opened[file][0].items()}
+        return {name: shape for shapes, _ in self._opened for name, shape in shapes.items()}
 
     def load(self, names: Collection[str]) -> dict[str, torch.Tensor]:
         """Load these tensors to the CPU, those of them that there are. Returns {name: tensor}."""
         found: dict[str, torch.Tensor] = {}
-        for file in self._files:
-            shapes, read = self._opened[file] if file in self._opened else self._open(file)
+        for shapes, read in self._opened:
             found.update(read([name for name in shapes if name in names]))
         return found
 
@@ -217,22 +213,28 @@ class Checkpoint:
         return CompatibilityError(f"{CONFIG} of {self.name!r} is not valid: {why}. Download or save it again")
 
     @cached_property
+    def _opened(self) -> list[tuple[Shapes, Read]]:
+        """Of each file of weights, the shapes, and a function that reads the tensors to the CPU."""
+        return [self._open(file) for file in self._files]
+
+    @cached_property
     def _files(self) -> list[Path]:
-        found = self._find(*self.weight_files) or self._only_weights()
+        names = *self.own_files, *WEIGHT_FILES
+        found = self._find(*names) or self._only_weights()
         if found is None:
-            needed = ", ".join(self.weight_files)
+            needed = ", ".join(names)
             raise ConfigError(
-                f"there are no weights in {self.name!r}: one of {needed} must be there, or a single file of another "
-                f"name that ends in {' or '.join(SUFFIXES)}. Methods whose files have other names find them only if "
-                f"`method` is given"
+                f"there are no weights in {self.name!r}: one of {needed} must be there"
+                + (f", or a single file of another name that ends in {' or '.join(SUFFIXES)}" * isdir(self.name))
+                + ". Methods whose files have other names find them only if `method` is given"
             )
         if not found.name.endswith(".index.json"):
             return [found]
         with _reading(found):
-            names = _indexed(found)
-            inside = [name for name in names if Path(name).name == name]
+            listed = _indexed(found)
+            inside = [name for name in listed if Path(name).name == name]
         files = {name: self._find(name) for name in inside}
-        missing = [name for name in names if files.get(name) is None]
+        missing = [name for name in listed if files.get(name) is None]
         if missing:
             raise ConfigError(f"{found} names {', '.join(missing)}, which is not there: download or save it again")
         return [file for file in files.values() if file is not None]

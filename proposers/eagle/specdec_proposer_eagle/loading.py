@@ -40,8 +40,8 @@ def find(options: EagleConfig, target: TargetInfo, *, is_eagle3: bool) -> Found:
     shapes = {name: shape for name, shape in checkpoint.shapes.items() if not name.endswith(IGNORED)}
     with checkpoint.reading_config() as config:
         head = head_config.read(config, shapes, target, is_eagle3=is_eagle3)
+    _check_width(checkpoint.name, target, head)
     outline = checkpoint.outline(lambda: Head(head), _name_in_module)
-    _check_embedding_and_head(checkpoint.name, target, head)
     _check_tables(checkpoint.name, head, shapes)
     return Found(options.on(target.device), head, checkpoint, sum(each.numel() for each in outline.parameters()))
 
@@ -61,7 +61,13 @@ def _name_in_module(published: str) -> str | None:
     return None if published in TABLES or published.endswith(IGNORED) else our_name(published)
 
 
-def _check_embedding_and_head(model: str, target: TargetInfo, head: HeadConfig) -> None:
+def _check_width(model: str, target: TargetInfo, head: HeadConfig) -> None:
+    if not head.is_eagle3 and head.layer.hidden_size != target.hidden_size:
+        raise CompatibilityError(
+            f"the hidden_size of the draft head {model!r} is {head.layer.hidden_size}, and must be the target's, "
+            f"{target.hidden_size}: after the first draft token, an EAGLE head reads its own output instead of the "
+            f"target's hidden states. Use a head that was trained for {target.model!r}"
+        )
     lacking = [name for name in ("embed_tokens.weight", "lm_head.weight") if not head.has(name)]
     if lacking and head.layer.hidden_size != target.hidden_size:
         raise CompatibilityError(

@@ -140,7 +140,7 @@ class Head(nn.Module):
         own_embedding, own_output = head.has("embed_tokens.weight"), head.has("lm_head.weight")
         self.embed_tokens = nn.Embedding(head.vocab_size, size) if own_embedding else None
         self.lm_head = nn.Linear(size, head.draft_vocab_size, bias=False) if own_output else None
-        in_size = head.feature_size if head.is_eagle3 else size + head.target_hidden_size
+        in_size = head.feature_size if head.is_eagle3 else 2 * size
         self.fc = nn.Linear(in_size, size, bias=head.has("fc.bias"))
         # Variants: norms of EAGLE-3's hidden states one by one or concatenated; norms of EAGLE's two inputs.
         self.fc_norm = nn.ModuleList(

@@ -263,6 +263,7 @@ def _rope(config: Any) -> dict[str, Any]:
     """Return the RoPE parameters of a new head. The target's parameters are used if their type is default, linear or
     llama3 with full rotation. Otherwise the head's RoPE is unscaled, with the target's rope_theta."""
     found = getattr(config, "rope_parameters", None) or {}
+    found = found.get("full_attention") or found  # of families that have one for each type of layer
     if found.get("rope_type", "default") in ("default", "linear", "llama3") and "partial_rotary_factor" not in found:
         return {"rope_type": "default", "rope_theta": 10000.0, **found}
     return {"rope_type": "default", "rope_theta": found.get("rope_theta", 10000.0)}

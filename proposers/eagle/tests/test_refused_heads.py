@@ -96,6 +96,17 @@ def test_another_targets_head_is_refused(method, sizes, message, target, tmp_pat
         planned(target, method=method, model=str(head.folder))
 
 
+def test_an_eagle_head_of_another_width_is_refused(target, tmp_path):
+    """It has an embedding and an LM head of its own, and could draft one token: then it reads its own output."""
+
+    def change(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        tensors |= {"fc.weight": torch.zeros(40, 40 + SIZES.hidden_size), "lm_head.weight": torch.zeros(48, 40)}
+
+    head = changed(write_eagle(tmp_path, Target(40, 48, 8), file=SAFETENSORS, shape=Shape(own_embeddings=True)), change)
+    with pytest.raises(CompatibilityError, match=r"hidden_size of .* is 40, and must be the target's, 32: after"):
+        planned(target, method="eagle", model=str(head))
+
+
 def test_eagle_is_not_eagle3(target, tmp_path):
     head = write_eagle3(tmp_path, SIZES)
     with pytest.raises(CompatibilityError, match=r"^this is an EAGLE-3 head: use method 'eagle3', not 'eagle', for"):

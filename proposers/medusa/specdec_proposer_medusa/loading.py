@@ -31,7 +31,7 @@ from specdec_proposer_medusa.choices import VICUNA_7B, Accuracies, choices_from_
 from specdec_proposer_medusa.config import MedusaConfig, parse_accuracies
 from specdec_proposer_medusa.module import HeadSizes, MedusaHeads
 
-FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt", "model.safetensors", "pytorch_model.bin")
+FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 PREFIXES = ("medusa_heads.", "medusa_head.")
 TOKEN_MAP = "token_map"
 LARGEST_SCALE = 1e6
@@ -87,10 +87,11 @@ def find(options: MedusaConfig, target: TargetInfo, num_speculative_tokens: int)
         key = "medusa_choices" if options.speculative_token_tree is None else "speculative_token_tree"
         options.tree.check_number(num_speculative_tokens, key)
     shape = options.tree or _built_tree(options, checkpoint, num_speculative_tokens)
-    if shape.depth > sizes.num_heads:
+    options.check_depth(shape.depth, sizes.num_heads, f"the checkpoint {checkpoint.name!r}")
+    if len(shape.paths) < num_speculative_tokens and options.draft_sample_method == "probabilistic":
         raise ConfigError(
-            f"the draft would be {shape.depth} tokens deep, but {checkpoint.name!r} has {sizes.num_heads} Medusa "
-            f"heads: give paths of at most {sizes.num_heads} tokens"
+            f"num_speculative_tokens={num_speculative_tokens}, but {checkpoint.name!r} has {sizes.num_heads} Medusa "
+            f"heads, and a chain has a token of each: lower it, or leave it out"
         )
     if len(shape.paths) < num_speculative_tokens:
         raise ConfigError(
@@ -199,6 +200,11 @@ def _sizes(checkpoint: Checkpoint, target: TargetInfo) -> HeadSizes:
     # Without output layers, heads in their authors' layout use the target's. vLLM's always have their own.
     has_outputs = bool(output_rows) or _is_vllms(checkpoint)
     num_mapped = _num_mapped(checkpoint.config, checkpoint.shapes, target.vocab_size)
+    if num_mapped is not None and not has_outputs:
+        raise CompatibilityError(
+            f"the Medusa heads {checkpoint.name!r} have no LM heads of their own, and a vocabulary of {num_mapped} "
+            f"tokens, which the target's LM head does not have: download or save them again"
+        )
     wanted = {target.vocab_size, num_mapped}
     if output_rows and output_rows[0] not in wanted:
         raise CompatibilityError(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from draft_heads import Change, put, state
+from safetensors.torch import save_file
 from tiny_medusa import HIDDEN_SIZE, LAYOUTS, VOCAB_SIZE, Layout, write_medusa
 
 from specdec_core import LLM, CompatibilityError, ConfigError
@@ -131,6 +134,15 @@ MISFITS: dict[str, tuple[Layout, Change, str]] = {
         "in config.json of .*, medusa_head_accuracies='high' is not a list of lists of numbers",
     ),
     "prefixed, no output layers": (VLLM, _only_prefixed_blocks, r"lm_heads.0.weight .* is missing"),
+    "a vocabulary without LM heads": (
+        AUTHORS,
+        lambda config, tensors: (
+            [tensors.pop(f"{i}.1.weight") for i in range(5)],
+            config.update(truncated_vocab_size=20),
+            tensors.update({"token_map": torch.arange(20)}),
+        ),
+        "have no LM heads of their own, and a vocabulary of 20 tokens",
+    ),
     "a size as text": (SOME, state(truncated_vocab_size="20"), "truncated_vocab_size in .* is '20'"),
 }
 
@@ -157,6 +169,24 @@ def test_weights_that_make_no_sense_are_refused(layout, change, message, target,
     config = {"method": "medusa", "model": written(tmp_path, layout, change)}
     with pytest.raises(CompatibilityError, match=message):
         LLM(target, speculative_config=config, **SETTINGS)
+
+
+def test_heads_in_several_files_are_found(target, tmp_path):
+    whole = write_medusa(tmp_path / "whole", VLLM)
+    names, folder = sorted(whole.tensors), tmp_path / "shards"
+    folder.mkdir()
+    shutil.copy(whole.folder / "config.json", folder)
+    files = {name: f"model-0000{1 + i % 2}-of-00002.safetensors" for i, name in enumerate(names)}
+    for file in set(files.values()):
+        save_file({name: whole.tensors[name].contiguous() for name in names if files[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": files}))
+    plan(target, str(folder))
+
+
+def test_a_chain_of_more_tokens_than_heads_is_refused(target, tmp_path):
+    config = {"method": "medusa", "model": written(tmp_path), "draft_sample_method": "probabilistic"}
+    with pytest.raises(ConfigError, match=r"num_speculative_tokens=8, but .* has 5 Medusa heads, and a chain"):
+        dry_run(str(target), speculative_config=config | {"num_speculative_tokens": 8}, skip_tokenizer_init=True)
 
 
 def test_what_is_no_head_is_explained(target, tmp_path):

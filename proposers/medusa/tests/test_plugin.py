@@ -117,8 +117,14 @@ def test_the_published_heads_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"medusa_choices": [(0,) * (i + 1) for i in range(6)]}, "6 tokens deep, but .* has 5 Medusa heads"),
-        ({"speculative_token_tree": [(0,) * (i + 1) for i in range(6)]}, "6 tokens deep, but .* has 5 Medusa heads"),
+        (
+            {"medusa_choices": [(0,) * (i + 1) for i in range(6)]},
+            "6 tokens deep, but .* has 5 heads: give paths of at most 5",
+        ),
+        (
+            {"speculative_token_tree": [(0,) * (i + 1) for i in range(6)]},
+            "6 tokens deep, but .* has 5 heads: give paths of at most 5",
+        ),
         (
             {"medusa_choices": CHOICES, "num_speculative_tokens": 6},
             "num_speculative_tokens=6, but medusa_choices has 5 nodes",

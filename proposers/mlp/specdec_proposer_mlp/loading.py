@@ -72,12 +72,7 @@ def _check_options(options: MLPSpeculatorConfig, head: SpeculatorConfig, num_spe
     options.check(num_speculative_tokens)
     if options.n_candidates is None:
         depth = options.shape(num_speculative_tokens).depth
-        if depth > head.n_predict:
-            raise ConfigError(
-                f"the MLP speculator {str(options.model)!r} has {head.n_predict} heads, and a draft of "
-                f"num_speculative_tokens={num_speculative_tokens} tokens would be {depth} deep: lower it, or leave it "
-                f"out"
-            )
+        options.check_depth(depth, head.n_predict, f"the MLP speculator {str(options.model)!r}")
         return
     top_k = options.top_k_tokens_per_head or head.top_k_tokens_per_head
     if len(top_k) != head.n_predict:
@@ -103,7 +98,8 @@ def _check_ties(found: Found) -> None:
     name_in_module = _names(found.head)
     for published in found.checkpoint.shapes:
         if name_in_module(published) is None:
-            first = re.sub(r"\d+", "1" if ".proj." in published else "0", published, count=1)
+            is_proj = published.removeprefix(PREFIX).startswith("proj.")
+            first = re.sub(r"\d+", "1" if is_proj else "0", published, count=1)
             one, other = (found.checkpoint.load([name])[name] for name in (first, published))
             if not one.equal(other):
                 raise CompatibilityError(

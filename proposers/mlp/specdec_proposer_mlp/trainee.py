@@ -90,7 +90,7 @@ class SpeculatorTrainee(nn.Module):
         self._config = found.head
         self.speculator = load(found, evolve(self._target.info, dtype=torch.float32)).requires_grad_(True)
         names = ("n_predict", "inner_dim", "tie_weights", "scale_input")
-        return {name: getattr(found.head, name) for name in names}
+        return {name: getattr(found.head, name) for name in names} | {"init_from_target": False}
 
     def save(self, folder: Path) -> None:
         """Write the speculator as published ones are. Tied tensors are stored once."""

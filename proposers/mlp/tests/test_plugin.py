@@ -132,8 +132,11 @@ def test_the_published_speculator_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_speculative_tokens": 4}, "has 3 heads, and a draft of num_speculative_tokens=4 tokens would be 4 deep"),
-        ({"speculative_token_tree": "[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]"}, "would be 4 deep"),
+        ({"num_speculative_tokens": 4}, "would be 4 tokens deep, but .* has 3 heads: lower num_speculative_tokens"),
+        (
+            {"speculative_token_tree": "[(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]"},
+            "would be 4 .* give paths of at most 3",
+        ),
         ({"speculative_token_tree": "[(0,)]", "num_speculative_tokens": 2}, "speculative_token_tree has 1 nodes"),
         ({"n_candidates": 0}, "n_candidates=0"),
         ({"n_candidates": 2000}, "n_candidates=2000"),
@@ -220,6 +223,17 @@ def test_tied_weights_that_differ_are_refused(name, target, tmp_path):
     model = written(tmp_path, TIED, tied_storage="all", change=change)
     with pytest.raises(CompatibilityError, match=rf"tie_weights: true, but speculator.{name} differs from speculator"):
         LLM(target, speculative_config={"model": model}, dtype="float32", num_kv_blocks=64, skip_tokenizer_init=True)
+
+
+@pytest.mark.parametrize("prefix", ["speculator.", ""])
+def test_tied_weights_may_be_stored_for_every_head(prefix, target, tmp_path):
+    def change(config: dict[str, Any], tensors: dict[str, torch.Tensor]) -> None:
+        for name in list(tensors):
+            tensors[name.replace("speculator.", prefix)] = tensors.pop(name)
+
+    model = written(tmp_path, TIED, tied_storage="all", change=change)
+    config = {"method": "mlp_speculator", "model": model}
+    LLM(target, speculative_config=config, dtype="float32", num_kv_blocks=64, skip_tokenizer_init=True)
 
 
 def test_a_model_that_is_missing_is_explained(target, tmp_path):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -23,16 +23,25 @@ class FeatureProposer(Proposer):
     The last slot has the embedding of the request's last token as input. The head's output there is kept for each
     request and gives the logits of the next draft's first level.
 
-    A subclass implements `grower`, `run` and `logits`, and may override `fuse` and `embed`.
+    A subclass implements `grower`, `run` and `logits`, and may override `fuse`.
 
     taps: the target's hidden states that the head reads, concatenated.
     hidden_size: the head's.
     window: a token attends to this many positions of the head's KV cache; None: all.
+    embedding: the head's own; None: the target's.
     """
 
-    def __init__(self, context: BuildContext, taps: Sequence[str], hidden_size: int, window: int | None) -> None:
+    def __init__(
+        self,
+        context: BuildContext,
+        taps: Sequence[str],
+        hidden_size: int,
+        window: int | None,
+        embedding: torch.nn.Module | None,
+    ) -> None:
         assert context.attention is not None
         self._context, self._attention, self._taps, self._window = context, context.attention, taps, window
+        self._embed: Callable[[torch.Tensor], torch.Tensor] = context.embed if embedding is None else embedding
         # Of each request's last slot: the input of the LM head, and the feature for the next level.
         widths = hidden_size, hidden_size
         self._last = RequestTensors(context.max_num_seqs, widths, context.target.dtype, context.device)
@@ -44,10 +53,6 @@ class FeatureProposer(Proposer):
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         """Turn the target's hidden states, concatenated, [n, sum of widths], into the head's features [n, hidden]."""
         return features
-
-    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Embed the next token of each slot: int64 [n] -> [n, hidden]. positions: int64 [n], those of the slots."""
-        return self._context.embed(token_ids)
 
     def run(
         self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None
@@ -109,4 +114,4 @@ class FeatureProposer(Proposer):
         """Run the head on the slots of one forward pass, with `features` [num_tokens, hidden]. Returns what `run`
         does."""
         with self._attention.forwarding(passed.metadata, passed.visibility, window=self._window):
-            return self.run(self.embed(passed.token_ids, passed.positions), features, passed.positions, rows)
+            return self.run(self._embed(passed.token_ids), features, passed.positions, rows)

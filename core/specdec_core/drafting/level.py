@@ -20,9 +20,9 @@ class Level:
 
     Each of `requests` has `width` entries; the requests follow each other. A request's draft tokens come first among
     its entries, in the order of their KV-cache slots. The remaining entries are *dead* (padding): they take part in the
-    forward pass only to keep shapes fixed. A dead entry has a token id of the vocabulary, a parent among its own
-    request's entries, and, but in a chain, no ancestor but itself. It gets no children, is not part of the draft, and
-    its slot is overwritten later.
+    forward pass only to keep shapes fixed. A dead entry has a token id of the vocabulary and a parent among its own
+    request's entries. Except in a chain, its only ancestor is itself. It gets no children, is not part of the draft,
+    and its slot is overwritten later.
 
     `ancestors` and `starts` are slots of the draft model's KV cache, counted from the request's first slot for draft
     tokens. A request's draft tokens of all depths have consecutive slots, and so have its entries in one level.

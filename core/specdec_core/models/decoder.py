@@ -96,7 +96,7 @@ class Decoder:
         features = {"input.0": hidden}
         copies = hidden.new_empty((len(self.copied), *hidden.shape)) if self.copied else None
         layers = tuple(self.copied.values())
-        # A draft model's levels may pass the length limit of some requests. Such nodes are dead.
+        # Positions past the tables take the last row: only dead nodes have them.
         hidden = self.attention.run_layers(
             self.run, 0, self.num_layers, hidden, self.ropes, positions, copied=layers, copies=copies
         )

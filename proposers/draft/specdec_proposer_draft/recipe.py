@@ -6,17 +6,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
-from attrs.validators import optional
+from attrs import frozen
 
-from specdec_core import ConfigError, TrainingRecipe, TrainingTarget, flag, number, whole_number
+from specdec_core import ConfigError, TrainingRecipe, TrainingTarget, number, option, optional_flag, whole_number
 
 if TYPE_CHECKING:
     import torch
-
-
-def _size(text: str, default: int | None) -> Any:
-    return field(default=default, validator=whole_number(1, optional=default is None), metadata={"help": text})
 
 
 @frozen(kw_only=True)
@@ -24,20 +19,24 @@ class DraftTrainingOptions:
     """Options for training a draft model: its size and its loss. Raises ConfigError if from_layers is given together
     with a size, since from_layers copies layers of the target, which have the target's sizes."""
 
-    from_layers: int | None = _size("Initialize with this many of the target's first layers, with its sizes.", None)
-    num_layers: int | None = _size("Number of layers. Default: 2.", None)
-    hidden_size: int | None = _size("Hidden size. Default: half the target's.", None)
-    intermediate_size: int | None = _size("Width of the MLP. Default: three times hidden_size.", None)
-    num_heads: int | None = _size("Attention heads. Default: one for every 64 of hidden_size.", None)
-    tie: bool | None = field(
-        default=None,
-        validator=optional(flag),
-        metadata={"help": "Tie LM head and embedding. Default: tied; with from_layers, as in the target."},
+    from_layers: int | None = option(
+        whole_number(1, optional=True), "Initialize with this many of the target's first layers, with its sizes."
     )
-    hard_weight: float = field(
+    num_layers: int | None = option(whole_number(1, optional=True), "Number of layers. Default: 2.")
+    hidden_size: int | None = option(whole_number(1, optional=True), "Hidden size. Default: half the target's.")
+    intermediate_size: int | None = option(
+        whole_number(1, optional=True), "Width of the MLP. Default: three times hidden_size."
+    )
+    num_heads: int | None = option(
+        whole_number(1, optional=True), "Attention heads. Default: one for every 64 of hidden_size."
+    )
+    tie: bool | None = option(
+        optional_flag, "Tie LM head and embedding. Default: tied; with from_layers, as in the target."
+    )
+    hard_weight: float = option(
+        number(0, 1),
+        "Weight of the text's next token in the labels; the rest is the target's distribution.",
         default=0.0,
-        validator=number(0, 1),
-        metadata={"help": "Weight of the text's next token in the labels; the rest is the target's distribution."},
     )
 
     def __attrs_post_init__(self) -> None:

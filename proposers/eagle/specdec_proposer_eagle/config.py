@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
-from specdec_core import ConfigError, DraftHeadConfig, DraftWindowConfig
+from specdec_core import ConfigError, DraftHeadConfig, DraftWindowConfig, option
 from specdec_core.config.fields import number, whole_number
 
 if TYPE_CHECKING:
@@ -44,38 +44,26 @@ class EagleConfig(DraftHeadConfig, DraftWindowConfig):
     Raises ConfigError if a value is out of range or options contradict each other.
     """
 
-    eagle_topk: int | None = field(
-        default=None,
-        validator=whole_number(1, MOST_CHILDREN, optional=True),
-        metadata={
-            "help": "Dynamic tree: number of nodes expanded per level, and number of children of each. 1: a chain, as "
-            "in vLLM. None: 10 on a GPU, 3 on a CPU."
-        },
+    eagle_topk: int | None = option(
+        whole_number(1, MOST_CHILDREN, optional=True),
+        "Dynamic tree: number of nodes expanded per level, and number of children of each. 1: a chain, as "
+        "in vLLM. None: 10 on a GPU, 3 on a CPU.",
     )
-    eagle_depth: int | None = field(
-        default=None,
-        validator=whole_number(0, MOST_LEVELS, optional=True),
-        metadata={
-            "help": "Dynamic tree: number of levels below the root's children, which is the tree's depth - 1. None: 7 "
-            "on a GPU, 6 on a CPU; in a chain, as many as num_speculative_tokens needs."
-        },
+    eagle_depth: int | None = option(
+        whole_number(0, MOST_LEVELS, optional=True),
+        "Dynamic tree: number of levels below the root's children, which is the tree's depth - 1. None: 7 "
+        "on a GPU, 6 on a CPU; in a chain, as many as num_speculative_tokens needs.",
     )
-    eagle_min_prob: float | None = field(
-        default=None,
-        validator=number(0, 1, optional=True),
-        metadata={
-            "help": "Stop growing a request's dynamic tree once all paths have a lower probability than this, by the "
-            "head's own probabilities. None: 0; on a CPU 0.3, if eagle_topk and eagle_depth are left out."
-        },
+    eagle_min_prob: float | None = option(
+        number(0, 1, optional=True),
+        "Stop growing a request's dynamic tree once all paths have a lower probability than this, by the "
+        "head's own probabilities. None: 0; on a CPU 0.3, if eagle_topk and eagle_depth are left out.",
     )
-    eagle_context_tokens: int | None = field(
-        default=None,
-        validator=whole_number(0, optional=True),
-        metadata={
-            "help": "Number of tokens outside the head's vocabulary that can be drafted: the most recent ones of the "
-            "request's text, scored with rows of the target's LM head. None: 64 if the head is trained for it and the "
-            "target's LM head is one plain matrix, else 0."
-        },
+    eagle_context_tokens: int | None = option(
+        whole_number(0, optional=True),
+        "Number of tokens outside the head's vocabulary that can be drafted: the most recent ones of the "
+        "request's text, scored with rows of the target's LM head. None: 64 if the head is trained for it and the "
+        "target's LM head is one plain matrix, else 0.",
     )
 
     def __attrs_post_init__(self) -> None:
@@ -104,8 +92,8 @@ class EagleConfig(DraftHeadConfig, DraftWindowConfig):
 
     @property
     def may_draw(self) -> bool:
-        """Whether drafts are chains of drawn tokens, instead of dynamic trees, in a step with a request of which that
-        is left open (`draft_sample_method`)."""
+        """Whether a step drafts chains of drawn tokens, instead of dynamic trees, if one of its requests has a
+        temperature above 0 and no seed."""
         return self.is_dynamic and self.draft_sample_method == "auto"
 
     def on(self, device: torch.device) -> EagleConfig:

@@ -35,7 +35,7 @@ class EagleProposer(FeatureProposer):
         module: Head,
         to_target: torch.Tensor | None,
     ) -> None:
-        super().__init__(context, head.taps, head.layer.hidden_size, config.draft_window)
+        super().__init__(context, head.taps, head.layer.hidden_size, config.draft_window, module.embed_tokens)
         self._config, self._head = config, module
         self._vocabulary = _context_vocabulary(config, context, head, to_target)
         self._own_ids = to_target
@@ -68,10 +68,6 @@ class EagleProposer(FeatureProposer):
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:
         return self._head.fuse(features)
-
-    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        own = self._head.embed_tokens
-        return self._context.embed(token_ids) if own is None else own(token_ids)
 
     def run(
         self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None

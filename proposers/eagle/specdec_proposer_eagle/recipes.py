@@ -6,7 +6,7 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import frozen
 
 from specdec_core import (
     ConfigError,
@@ -16,6 +16,7 @@ from specdec_core import (
     checked_vocab_size,
     flag,
     number,
+    option,
     shown,
     whole_number,
 )
@@ -29,57 +30,46 @@ MOST_DRAFT_VOCAB = 32000
 """Default limit of an EAGLE-3 head's vocabulary, the size of the authors' heads."""
 
 
-def _option(text: str, **kwargs: Any) -> Any:
-    return field(metadata={"help": text}, **kwargs)
-
-
 @frozen(kw_only=True)
 class HeadOptions:
-    num_layers: int = _option("Layers of the head.", default=1, validator=whole_number(1, 64))
-    intermediate_size: int | None = _option(
-        "Width of its MLP. Default: the target's.", default=None, validator=whole_number(1, optional=True)
-    )
-    decay: float = _option(
+    num_layers: int = option(whole_number(1, 64), "Layers of the head.", default=1)
+    intermediate_size: int | None = option(whole_number(1, optional=True), "Width of its MLP. Default: the target's.")
+    decay: float = option(
+        number(0, 1, low_open=True),
         "Weight of each training-time test step's loss relative to the step before.",
         default=0.8,
-        validator=number(0, 1, low_open=True),
     )
 
 
 @frozen(kw_only=True)
 class EagleOptions(HeadOptions):
-    ttt_steps: int = _option(
-        "Steps of the training-time test. 1: as in the EAGLE paper.",
-        default=1,
-        validator=whole_number(1, MOST_LEVELS),
+    ttt_steps: int = option(
+        whole_number(1, MOST_LEVELS), "Steps of the training-time test. 1: as in the EAGLE paper.", default=1
     )
-    noise: float = _option("Width of the uniform noise on hidden states.", default=0.2, validator=number(0, 100))
-    feature_weight: float = _option(
-        "Weight of the smooth L1 loss on hidden states.", default=1.0, validator=number(0, 1e6)
+    noise: float = option(number(0, 100), "Width of the uniform noise on hidden states.", default=0.2)
+    feature_weight: float = option(number(0, 1e6), "Weight of the smooth L1 loss on hidden states.", default=1.0)
+    token_weight: float = option(
+        number(0, 1e6), "Weight of the cross entropy with the target's distribution.", default=0.1
     )
-    token_weight: float = _option(
-        "Weight of the cross entropy with the target's distribution.", default=0.1, validator=number(0, 1e6)
-    )
-    bias: bool = _option("Whether fc has a bias.", default=True, validator=flag)
+    bias: bool = option(flag, "Whether fc has a bias.", default=True)
 
 
 @frozen(kw_only=True)
 class Eagle3Options(HeadOptions):
-    ttt_steps: int = _option("Steps of the training-time test.", default=7, validator=whole_number(1, MOST_LEVELS))
-    draft_vocab_size: int | None = _option(
+    ttt_steps: int = option(whole_number(1, MOST_LEVELS), "Steps of the training-time test.", default=7)
+    draft_vocab_size: int | None = option(
+        whole_number(1, optional=True),
         f"Size of the head's vocabulary: the data's most frequent tokens. Default: {MOST_DRAFT_VOCAB}, at most all.",
-        default=None,
-        validator=whole_number(1, optional=True),
     )
-    feature_weight: float = _option(
+    feature_weight: float = option(
+        number(0, 1e6),
         "Weight of the smooth L1 loss between the LM head's inputs and the target's. 0: as in the EAGLE-3 paper.",
         default=0.0,
-        validator=number(0, 1e6),
     )
-    aux_layers: tuple[int, ...] | None = _option(
+    aux_layers: tuple[int, ...] | None = option(
+        None,
         "Layers of the target whose inputs the head reads, as in 2,16,29; the number of layers for the last one's "
         "output. Default: a low, the middle and a high layer.",
-        default=None,
         converter=lambda given: _numbers(given) if isinstance(given, str) else given,
     )
 

@@ -5,17 +5,17 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import frozen
 from attrs.converters import optional
 
-from specdec_core import ConfigError, DraftHeadConfig, TokenTree, shown
+from specdec_core import ConfigError, DraftHeadConfig, TokenTree, option, shown
 
 if TYPE_CHECKING:
     import torch
 
 ON_GPU, ON_CPU = 63, 7
-"""Draft tokens of a tree where the user gives no number: the authors' 63, and on a CPU as many as make, with the token
-before them, the cheapest forward pass."""
+"""Draft tokens of a tree where the user gives no number: the authors' 63, and on a CPU 7, since 8 tokens (these and the
+root) are the cheapest forward pass."""
 
 
 ROUNDING = 1e-6
@@ -59,24 +59,20 @@ class MedusaConfig(DraftHeadConfig):
     Raises ConfigError if a value is out of range or options contradict each other.
     """
 
-    medusa_choices: TokenTree | None = field(
-        default=None,
+    medusa_choices: TokenTree | None = option(
+        None,
+        "Shape of the drafts, as in the authors' medusa_choices; another name of speculative_token_tree. "
+        "None: built from medusa_head_accuracies.",
+        allowed="a list of paths, or that as text, or None",
         converter=optional(parse_choices),
-        metadata={
-            "help": "Shape of the drafts, as in the authors' medusa_choices; another name of speculative_token_tree. "
-            "None: built from medusa_head_accuracies.",
-            "allowed": "a list of paths, or that as text, or None",
-        },
     )
-    medusa_head_accuracies: tuple[tuple[float, ...], ...] | None = field(
-        default=None,
+    medusa_head_accuracies: tuple[tuple[float, ...], ...] | None = option(
+        None,
+        "A list for each head: the share of tokens that its likeliest guess gets right, its second "
+        "likeliest, ... The tree is built from them. None: as the checkpoint's config.json has them, else those of "
+        "medusa-vicuna-7b-v1.3.",
+        allowed="a list of lists of numbers in [0, 1] that fall and have a sum of at most 1, or None",
         converter=optional(parse_accuracies),
-        metadata={
-            "help": "A list for each head: the share of tokens that its likeliest guess gets right, its second "
-            "likeliest, ... The tree is built from them. None: as the checkpoint's config.json has them, else those of "
-            "medusa-vicuna-7b-v1.3.",
-            "allowed": "a list of lists of numbers in [0, 1] that fall and have a sum of at most 1, or None",
-        },
     )
 
     def __attrs_post_init__(self) -> None:

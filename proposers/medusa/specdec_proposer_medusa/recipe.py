@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import frozen
 
-from specdec_core import TargetInfo, TrainingRecipe, TrainingTarget, checked_vocab_size, flag, number, whole_number
+from specdec_core import (
+    TargetInfo,
+    TrainingRecipe,
+    TrainingTarget,
+    checked_vocab_size,
+    flag,
+    number,
+    option,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -14,24 +23,17 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class MedusaOptions:
-    num_heads: int = field(default=5, validator=whole_number(1, 64), metadata={"help": "Number of heads."})
-    num_layers: int = field(
-        default=1, validator=whole_number(0, 64), metadata={"help": "Residual layers of each head."}
+    num_heads: int = option(whole_number(1, 64), "Number of heads.", default=5)
+    num_layers: int = option(whole_number(0, 64), "Residual layers of each head.", default=1)
+    decay: float = option(
+        number(0, 1, low_open=True), "Weight of each head's loss relative to that of the head before.", default=0.8
     )
-    decay: float = field(
-        default=0.8,
-        validator=number(0, 1, low_open=True),
-        metadata={"help": "Weight of each head's loss relative to that of the head before."},
+    truncated_vocab_size: int | None = option(
+        whole_number(1, optional=True),
+        "Size of the heads' vocabulary: the data's most frequent tokens. Default: all tokens.",
     )
-    truncated_vocab_size: int | None = field(
-        default=None,
-        validator=whole_number(1, optional=True),
-        metadata={"help": "Size of the heads' vocabulary: the data's most frequent tokens. Default: all tokens."},
-    )
-    distill: bool = field(
-        default=False,
-        validator=flag,
-        metadata={"help": "Whether the heads learn the target's distributions, instead of the tokens of the texts."},
+    distill: bool = option(
+        flag, "Whether the heads learn the target's distributions, instead of the tokens of the texts.", default=False
     )
 
     def vocab_size(self, target: TargetInfo) -> int:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import frozen
 
-from specdec_core import ConfigError, DraftHeadConfig, shown, whole_number
+from specdec_core import ConfigError, DraftHeadConfig, option, shown, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -34,22 +34,17 @@ class MLPSpeculatorConfig(DraftHeadConfig):
     Raises ConfigError if a value is out of range or options contradict each other.
     """
 
-    n_candidates: int | None = field(
-        default=None,
-        validator=whole_number(1, MOST_CANDIDATES, optional=True),
-        metadata={
-            "help": "Draft a tree: its paths are this many chains, the most probable ones of all that "
-            "top_k_tokens_per_head allows. None: a chain, or the speculative_token_tree."
-        },
+    n_candidates: int | None = option(
+        whole_number(1, MOST_CANDIDATES, optional=True),
+        "Draft a tree: its paths are this many chains, the most probable ones of all that "
+        "top_k_tokens_per_head allows. None: a chain, or the speculative_token_tree.",
     )
-    top_k_tokens_per_head: tuple[int, ...] | None = field(
-        default=None,
+    top_k_tokens_per_head: tuple[int, ...] | None = option(
+        None,
+        "With n_candidates: how many tokens each head proposes after each path so far, the first head's "
+        "number first. None: as the speculator's config.json has it.",
+        allowed="a list of integers from 1 to 64, or None",
         converter=numbers_of_children,
-        metadata={
-            "help": "With n_candidates: how many tokens each head proposes after each path so far, the first head's "
-            "number first. None: as the speculator's config.json has it.",
-            "allowed": "a list of integers from 1 to 64, or None",
-        },
     )
 
     def __attrs_post_init__(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import frozen
 
-from specdec_core import TrainingRecipe, TrainingTarget, flag, whole_number
+from specdec_core import TrainingRecipe, TrainingTarget, flag, option, whole_number
 from specdec_proposer_mlp.config import MOST_HEADS
 
 if TYPE_CHECKING:
@@ -16,27 +16,18 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class MLPSpeculatorOptions:
-    n_predict: int = field(default=3, validator=whole_number(1, MOST_HEADS), metadata={"help": "Number of heads."})
-    inner_dim: int | None = field(
-        default=None,
-        validator=whole_number(1, optional=True),
-        metadata={"help": "Width of the heads. Default: the target's hidden size, or with --start the start's."},
+    n_predict: int = option(whole_number(1, MOST_HEADS), "Number of heads.", default=3)
+    inner_dim: int | None = option(
+        whole_number(1, optional=True),
+        "Width of the heads. Default: the target's hidden size, or with --start the start's.",
     )
-    tie_weights: bool = field(
-        default=False, validator=flag, metadata={"help": "Whether the heads share their weights."}
+    tie_weights: bool = option(flag, "Whether the heads share their weights.", default=False)
+    scale_input: bool = option(flag, "Whether the target's hidden state is normalized first.", default=False)
+    init_from_target: bool = option(
+        flag, "Whether embeddings and LM heads start as the target's, projected to inner_dim.", default=False
     )
-    scale_input: bool = field(
-        default=False, validator=flag, metadata={"help": "Whether the target's hidden state is normalized first."}
-    )
-    init_from_target: bool = field(
-        default=False,
-        validator=flag,
-        metadata={"help": "Whether embeddings and LM heads start as the target's, projected to inner_dim."},
-    )
-    distill: bool = field(
-        default=False,
-        validator=flag,
-        metadata={"help": "Whether the heads learn the target's distributions, instead of the tokens of the texts."},
+    distill: bool = option(
+        flag, "Whether the heads learn the target's distributions, instead of the tokens of the texts.", default=False
     )
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import field, frozen
+from attrs import frozen
 
-from specdec_core import ConfigError, DraftHeadConfig, DraftWindowConfig, optional_checkpoint, shown
+from specdec_core import ConfigError, DraftHeadConfig, DraftWindowConfig, option, optional_checkpoint, shown
 
 if TYPE_CHECKING:
     import torch
@@ -19,20 +19,17 @@ class MTPConfig(DraftHeadConfig, DraftWindowConfig):
     module reads its own output, and drafts a chain. If the checkpoint has several modules, each drafts the token at its
     depth. Raises ConfigError if a value is out of range."""
 
-    model: str | Path | None = field(
-        default=None,
-        validator=optional_checkpoint,
-        metadata={
-            "help": "The checkpoint with the MTP modules: a folder, or a name on the model hub. None: the target's."
-        },
+    model: str | Path | None = option(
+        optional_checkpoint,
+        "The checkpoint with the MTP modules: a folder, or a name on the model hub. None: the target's.",
     )
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
         if self.revision is not None and self.model is None:
             raise ConfigError(
-                f"revision={shown(self.revision)} is of the checkpoint that model names, and there is none: name one, "
-                f"or leave revision out to use the target's checkpoint"
+                f"revision={shown(self.revision)} selects a revision of model, which is not given: give model, or "
+                f"leave revision out to use the target's checkpoint"
             )
 
     def default_num_speculative_tokens(self, device: torch.device) -> int:

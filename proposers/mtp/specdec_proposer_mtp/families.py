@@ -41,7 +41,7 @@ class Family:
     has_layer: whether the decoder layer is that of transformers, else it is put together from its attention and MLP.
     config: values of config.json that the decoder layer needs otherwise than the target's layers.
     hidden_first: whether the feature comes first in the concatenation.
-    recurs_normed: whether the output of that norm is the feature for the next step, else the decoder layer's output.
+    recurs_normed: whether the final norm's output, not the decoder layer's, is the feature for the next step.
     feature: "final", the target's hidden states after its final norm, or "last", before it.
     zero_first: whether the embedding at position 0 is replaced by zeros.
     """

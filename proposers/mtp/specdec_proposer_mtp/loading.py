@@ -65,7 +65,8 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
         sizes = tuple(config_value(stated, key, whole_number(1)) for key in ("hidden_size", "vocab_size"))
         longest = config_value(stated, "max_position_embeddings", whole_number(1), target.max_model_len)
         # A config.json that says nothing, or 0, may be of a checkpoint with one.
-        num_modules = max(1, config_value(stated, family.num_modules or "", whole_number(0), 1))
+        key = family.num_modules
+        num_modules = 1 if key is None else max(1, config_value(stated, key, whole_number(0), 1))
     if sizes != (target.hidden_size, target.vocab_size):
         raise CompatibilityError(
             f"the MTP module in {checkpoint.name!r} is for another target: hidden_size and vocab_size are {sizes[0]} "
@@ -169,7 +170,7 @@ def names_in_module(family: Family, num_layers: int, index: int = 0) -> Rename:
     copies = tuple(name.format(layer=num_layers + index) + "." for name in family.copies)
 
     def name_in_module(published: str) -> str | None:
-        if published.startswith(copies or ("\0",)):
+        if published.startswith(copies):
             return None
         return next((ours + published[len(start) :] for start, ours in parts if published.startswith(start)), None)
 

@@ -14,9 +14,10 @@ class MTPProposer(FeatureProposer):
     """Drafts with one MTP module. After the first draft token, its input is its own output."""
 
     def __init__(self, config: MTPConfig, context: BuildContext, found: Found) -> None:
-        target, tap = context.target, found.family.tap(context.target.num_layers)
-        super().__init__(context, (tap,), target.hidden_size, config.draft_window)
-        self._modules = load(found, target, self._attention.implementation)
+        assert context.attention is not None
+        target, taps = context.target, (found.family.tap(context.target.num_layers),)
+        self._modules = load(found, target, context.attention.implementation)
+        super().__init__(context, taps, target.hidden_size, config.draft_window, self._modules[0].embed)
         for module in self._modules:
             context.speed_up(module)
         self._attention.bind([module.attention for module in self._modules])
@@ -25,10 +26,6 @@ class MTPProposer(FeatureProposer):
 
     def grower(self, batch: ProposerBatch) -> TreeGrower:
         return grower_of(batch, self._shape, self._method)
-
-    def embed(self, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        own = self._modules[0].embed
-        return self._context.embed(token_ids) if own is None else own(token_ids)
 
     def run(
         self, embedded: torch.Tensor, features: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None

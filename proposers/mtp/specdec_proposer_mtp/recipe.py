@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import frozen
 
-from specdec_core import TargetInfo, TrainingRecipe, TrainingTarget, number, whole_number
+from specdec_core import TargetInfo, TrainingRecipe, TrainingTarget, number, option, whole_number
 
 if TYPE_CHECKING:
     import torch
@@ -15,15 +15,13 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class MTPOptions:
-    num_steps: int = field(
-        default=3,
-        validator=whole_number(1, 64),
-        metadata={"help": "Draft tokens in a row that the module learns to draft, from its own output."},
+    num_steps: int = option(
+        whole_number(1, 64), "Draft tokens in a row that the module learns to draft, from its own output.", default=3
     )
-    decay: float = field(
+    decay: float = option(
+        number(0, 1, low_open=True),
+        "Weight of each draft token's loss relative to that of the token before.",
         default=0.6,
-        validator=number(0, 1, low_open=True),
-        metadata={"help": "Weight of each draft token's loss relative to that of the token before."},
     )
 
 

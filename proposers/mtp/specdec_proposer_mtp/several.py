@@ -102,8 +102,7 @@ class SeveralModules(MTPProposer):
         """Run the module of one depth on the slots of a forward pass, with `features` [num_tokens, hidden]. Returns
         inputs of the LM head, and features for the next depth, [num_tokens, hidden] each."""
         with self._attention.forwarding(passed.metadata, passed.visibility, window=self._window):
-            embedded = self.embed(passed.token_ids, passed.positions)
-            return self._modules[depth].drafting(embedded, features, passed.positions)
+            return self._modules[depth].drafting(self._embed(passed.token_ids), features, passed.positions)
 
 
 def _rows_with_slots(observation: Observation, depth: int) -> tuple[torch.Tensor, list[int]]:

@@ -128,7 +128,9 @@ def test_other_names_of_the_method_are_taken_with_a_warning(tmp_path: Path) -> N
 
 
 def test_a_revision_without_a_checkpoint_is_refused() -> None:
-    with pytest.raises(ConfigError, match="revision='main' is of the checkpoint that model names, and there is none"):
+    with pytest.raises(
+        ConfigError, match="revision='main' selects a revision of model, which is not given: give model"
+    ):
         MTPConfig(revision="main")
 
 

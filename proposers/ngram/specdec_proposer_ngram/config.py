@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from attrs import field, frozen
+from attrs import frozen
 
-from specdec_core import ConfigError
+from specdec_core import ConfigError, option
 from specdec_core.config.fields import one_of, whole_number
 
 DEFAULT_LENGTHS = 2, 5
@@ -22,26 +22,19 @@ class NgramConfig:
     Raises ConfigError if a value is out of range or prompt_lookup_min exceeds prompt_lookup_max.
     """
 
-    prompt_lookup_min: int | None = field(
-        default=None,
-        validator=whole_number(1, optional=True),
-        metadata={
-            "help": "Shortest suffix of the context to look for, in tokens. Smaller: more drafts, lower acceptance "
-            "rate. None: as prompt_lookup_max, or 2 if both are None."
-        },
+    prompt_lookup_min: int | None = option(
+        whole_number(1, optional=True),
+        "Shortest suffix of the context to look for, in tokens. Smaller: more drafts, lower acceptance "
+        "rate. None: as prompt_lookup_max, or 2 if both are None.",
     )
-    prompt_lookup_max: int | None = field(
-        default=None,
-        validator=whole_number(1, optional=True),
-        metadata={
-            "help": "Longest suffix of the context to look for, in tokens. None: as prompt_lookup_min, or 5 if both "
-            "are None."
-        },
+    prompt_lookup_max: int | None = option(
+        whole_number(1, optional=True),
+        "Longest suffix of the context to look for, in tokens. None: as prompt_lookup_min, or 5 if both are None.",
     )
-    prompt_lookup_match: Literal["first", "last"] = field(
+    prompt_lookup_match: Literal["first", "last"] = option(
+        one_of("first", "last"),
+        "Of equally long matches, continue the most recent ('last') or the leftmost ('first').",
         default="last",
-        validator=one_of("first", "last"),
-        metadata={"help": "Of equally long matches, continue the most recent ('last') or the leftmost ('first')."},
     )
 
     def __attrs_post_init__(self) -> None:

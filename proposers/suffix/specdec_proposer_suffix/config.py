@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import frozen
 
-from specdec_core import ConfigError
+from specdec_core import ConfigError, option
 from specdec_core.config.fields import flag, number, one_of, shown, text, whole_number
 
 FIFO, LRU = "fifo", "lru"
@@ -31,59 +31,40 @@ class SuffixConfig:
     Raises ConfigError if a value is out of range or options contradict each other.
     """
 
-    suffix_decoding_max_tree_depth: int = field(
-        default=24,
-        validator=whole_number(1, LONGEST),
-        metadata={"help": "Most tokens of matched context and draft together."},
+    suffix_decoding_max_tree_depth: int = option(
+        whole_number(1, LONGEST), "Most tokens of matched context and draft together.", default=24
     )
-    suffix_decoding_max_spec_factor: float = field(
-        default=1.0,
-        validator=number(0, MOST),
-        metadata={"help": "A matched context of n tokens allows n * factor + offset draft tokens."},
+    suffix_decoding_max_spec_factor: float = option(
+        number(0, MOST), "A matched context of n tokens allows n * factor + offset draft tokens.", default=1.0
     )
-    suffix_decoding_max_spec_offset: float = field(
-        default=0.0,
-        validator=number(0, MOST),
-        metadata={"help": "The offset in that formula: draft tokens allowed after a context of any length."},
+    suffix_decoding_max_spec_offset: float = option(
+        number(0, MOST), "The offset in that formula: draft tokens allowed after a context of any length.", default=0.0
     )
-    suffix_decoding_min_token_prob: float = field(
-        default=0.1,
-        validator=number(0, 1),
-        metadata={"help": "A draft ends before the cumulative probability of its tokens falls below this."},
+    suffix_decoding_min_token_prob: float = option(
+        number(0, 1), "A draft ends before the cumulative probability of its tokens falls below this.", default=0.1
     )
-    suffix_decoding_use_tree: bool = field(
-        default=False,
-        validator=flag,
-        metadata={"help": "Draft trees of the most probable continuations. False: draft chains."},
+    suffix_decoding_use_tree: bool = option(
+        flag, "Draft trees of the most probable continuations. False: draft chains.", default=False
     )
-    suffix_decoding_max_cached_requests: int = field(
+    suffix_decoding_max_cached_requests: int = option(
+        whole_number(0),
+        "Most outputs to keep, including those of running requests. 0: requests draft from their own tokens only.",
         default=10000,
-        validator=whole_number(0),
-        metadata={
-            "help": "Most outputs to keep, including those of running requests. 0: requests draft from their own "
-            "tokens only."
-        },
     )
-    suffix_decoding_max_memory_mb: int | None = field(
-        default=None,
-        validator=whole_number(1, optional=True),
-        metadata={
-            "help": "Memory limit of the kept outputs in MiB, without the automata of running requests. None: no limit."
-        },
+    suffix_decoding_max_memory_mb: int | None = option(
+        whole_number(1, optional=True),
+        "Memory limit of the kept outputs in MiB, without the automata of running requests. None: no limit.",
     )
-    suffix_decoding_eviction: str = field(
+    suffix_decoding_eviction: str = option(
+        one_of(FIFO, LRU),
+        "Which output to evict at the limit: 'fifo' the one that finished first, 'lru' the one that was "
+        "drafted from least recently.",
         default=FIFO,
-        validator=one_of(FIFO, LRU),
-        metadata={
-            "help": "Which output to evict at the limit: 'fifo' the one that finished first, 'lru' the one that was "
-            "drafted from least recently."
-        },
     )
-    suffix_decoding_cache_path: str | None = field(
-        default=None,
+    suffix_decoding_cache_path: str | None = option(
+        text(optional=True),
+        "File to load outputs from and save them to. None: they are lost when the engine ends.",
         converter=_path_as_text,
-        validator=text(optional=True),
-        metadata={"help": "File to load outputs from and save them to. None: they are lost when the engine ends."},
     )
 
     def __attrs_post_init__(self) -> None:

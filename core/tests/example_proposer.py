@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from attrs import field, frozen
+from attrs import frozen
 
-from specdec_core import Draft, Plan, Proposer, ProposerSpec, hookimpl, whole_number
+from specdec_core import Draft, Plan, Proposer, ProposerSpec, hookimpl, option, whole_number
 
 
 @frozen
 class RecentConfig:
     """The method's keys of speculative_config."""
 
-    recent_max_chain: int = field(default=8, validator=whole_number(1), metadata={"help": "Most tokens of a draft."})
+    recent_max_chain: int = option(whole_number(1), "Most tokens of a draft.", default=8)
 
 
 class RecentProposer(Proposer):

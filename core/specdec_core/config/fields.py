@@ -2,7 +2,7 @@
 
 Plugins use these checks for their own keys of speculative_config, and describe each key beside its check:
 
-    num_heads: int = field(default=4, validator=whole_number(1, 64), metadata={"help": "Attention heads."})
+    num_heads: int = option(whole_number(1, 64), "Attention heads.", default=4)
 """
 
 from __future__ import annotations

@@ -121,8 +121,8 @@ from specdec_core.errors import (
 )
 from specdec_core.kv import BlockPool as BlockPool, PagedKVManager as PagedKVManager
 from specdec_core.models.checkpoint import Checkpoint as Checkpoint, config_value as config_value
-from specdec_core.models.decoder import record_layer as record_layer
 from specdec_core.models.decoder_stack import DecoderStack as DecoderStack
+from specdec_core.models.decoder_trial import record_layer as record_layer
 from specdec_core.models.embedded import resolve_model as resolve_model
 from specdec_core.models.meta_load import Outline as Outline, outline_draft as outline_draft
 from specdec_core.models.model import register_tap as register_tap

@@ -13,7 +13,7 @@ from families import FAMILIES, UNSUPPORTED, save_family
 
 from specdec_core import LLM, CompatibilityError, SamplingParams
 from specdec_core.models.attention import CacheSite
-from specdec_core.models.decoder import RecordingSite
+from specdec_core.models.decoder_trial import RecordingSite
 
 NUM_TOKENS = 16
 LENGTHS = [1, 9, 20, 33]

@@ -14,7 +14,8 @@ from specdec_core.config.draft_options import DraftHeadConfig
 from specdec_core.config.fields import names_checkpoint, shown
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.errors import CompatibilityError, ConfigError, PluginError, SpecdecError
-from specdec_core.models.checkpoint import Checkpoint, stored_bytes
+from specdec_core.models.checkpoint import Checkpoint
+from specdec_core.models.stored_bytes import stored_bytes
 from specdec_core.plugins import Plugins
 
 

@@ -15,9 +15,9 @@ from zipfile import is_zipfile
 
 import torch
 from attrs import NOTHING, frozen
-from huggingface_hub import hf_hub_download, try_to_load_from_cache
+from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import nn
 
 from specdec_core.config.fields import Check, shown
@@ -231,7 +231,7 @@ class Checkpoint:
         if not found.name.endswith(".index.json"):
             return [found]
         with _reading(found):
-            listed = _indexed(found)
+            listed = indexed_files(found)
             inside = [name for name in listed if Path(name).name == name]
         files = {name: self._find(name) for name in inside}
         missing = [name for name in listed if files.get(name) is None]
@@ -326,40 +326,7 @@ def _reading(file: Path) -> Iterator[None]:
         ) from error
 
 
-def stored_bytes(path: str, revision: str | None = None) -> int | None:
-    """Return the size in bytes of all weight files of a checkpoint on this machine. None for a checkpoint of the model
-    hub that is not completely in the local cache.
-
-    path: a folder, or a name on the model hub.
-
-    Raises ConfigError if a folder has no weight files, or if a file is missing or cut off.
-    """
-    is_folder = isdir(path)
-    kept = (Path(path, n) if is_folder else try_to_load_from_cache(path, n, revision=revision) for n in WEIGHT_FILES)
-    found = next((Path(file) for file in kept if isinstance(file, str | Path) and Path(file).is_file()), None)
-    if found is None:
-        if not is_folder:
-            return None
-        raise ConfigError(f"there are no weights in {path!r}: one of {', '.join(WEIGHT_FILES)} must be there")
-    try:
-        files = [found]
-        if found.name.endswith(".index.json"):
-            files = [found.parent / name for name in _indexed(found)]
-            if not is_folder and not all(file.exists() for file in files):
-                return None
-        for file in files:
-            if file.suffix == ".safetensors":
-                with safe_open(file, framework="numpy"):  # reads the header, and compares the file's size with it
-                    pass
-        return sum(file.stat().st_size for file in files)
-    except (OSError, ValueError, TypeError, AttributeError, SafetensorError) as error:
-        raise ConfigError(
-            f"the weights of {path!r} cannot be loaded: {type(error).__name__}: {reason(error)}. Download or save them "
-            f"again"
-        ) from error
-
-
-def _indexed(file: Path) -> list[str]:
+def indexed_files(file: Path) -> list[str]:
     """Read an index file (such as model.safetensors.index.json) and return the names of the weight files it lists."""
     index = json.loads(file.read_text(encoding="utf-8"))
     if "weight_map" not in index:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from specdec_core.models.attention import PagedAttention
-from specdec_core.models.decoder import with_products
+from specdec_core.models.decoder import fused
 from specdec_core.models.packed_linear import PackedLinear
 from specdec_core.ops.decoder import PRODUCTS, Angles, DecoderLayer, Linears, Run
 
@@ -73,6 +73,5 @@ class DecoderStack(nn.Module):
     ) -> None:
         """Fuse the layers, if possible. packed: from each linear layer of `shared_inputs` to its `PackedLinear`. fuse:
         the operation `fuse_layers`. attention: over the KV cache of these layers."""
-        layers = [layer for each in self._layers if (layer := with_products(each, packed)) is not None]
-        self._run = fuse(layers) if layers and len(layers) == len(self._layers) else None
-        self._attention, self._num_layers, self._layers = attention, len(layers), ()
+        self._run = fused(self._layers, packed, fuse)
+        self._attention, self._num_layers, self._layers = attention, len(self._layers), ()

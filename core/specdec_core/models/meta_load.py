@@ -18,13 +18,13 @@ from specdec_core.contracts.kv import KVLayout
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CompatibilityError, ConfigError, reason
 from specdec_core.models.attention import IMPLEMENTATION, probe
-from specdec_core.models.checkpoint import stored_bytes
 from specdec_core.models.compatibility import check_masks, refusing_failures
 from specdec_core.models.load import ModelSource, load_config, no_attention
 from specdec_core.models.model import KVGroups, kv_groups_of, target_info_of
 from specdec_core.models.quantization import loading_quantizer, own_quantization
 from specdec_core.models.rope import pin_positions
 from specdec_core.models.sizes import wrong_sizes
+from specdec_core.models.stored_bytes import stored_bytes
 from specdec_core.models.weight_bytes import quantize_empty, weight_bytes
 from specdec_core.models.weight_only import refuse_unquantized, scheme_of
 

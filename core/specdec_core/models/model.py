@@ -18,8 +18,9 @@ from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CompatibilityError, ConfigError, PluginError
 from specdec_core.models.attention import PagedAttention, probe
 from specdec_core.models.compatibility import refusing_failures, try_out
-from specdec_core.models.decoder import Decoder, RecordedDecoder, record_decoder
+from specdec_core.models.decoder import Decoder, RecordedDecoder
 from specdec_core.models.decoder_stack import DecoderStack
+from specdec_core.models.decoder_trial import record_decoder
 from specdec_core.models.embedding_and_head import EmbeddingAndHead, raw_logits, record_embedding_and_head, table_rows
 from specdec_core.models.families import check_length
 from specdec_core.models.fused_ops import replace_parts

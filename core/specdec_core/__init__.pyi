@@ -120,7 +120,11 @@ from specdec_core.errors import (
     SpecdecError as SpecdecError,
 )
 from specdec_core.kv import BlockPool as BlockPool, PagedKVManager as PagedKVManager
-from specdec_core.models.checkpoint import Checkpoint as Checkpoint, config_value as config_value
+from specdec_core.models.checkpoint import (
+    Checkpoint as Checkpoint,
+    check_target_sizes as check_target_sizes,
+    config_value as config_value,
+)
 from specdec_core.models.decoder_stack import DecoderStack as DecoderStack
 from specdec_core.models.decoder_trial import record_layer as record_layer
 from specdec_core.models.embedded import resolve_model as resolve_model

@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch import nn
 
 from specdec_core.config.fields import Check, shown
+from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CompatibilityError, ConfigError, SpecdecError, reason
 from specdec_core.models.hub import unreachable
 from specdec_core.models.load import refuse_revision
@@ -72,6 +73,20 @@ def config_value(config: Mapping[str, Any], key: str, check: Check, default: Any
             f"{key} in config.json is {found}, and must be {check.allowed}: download or save it again"
         ) from error
     return value
+
+
+def check_target_sizes(target: TargetInfo, sizes: Mapping[str, tuple[Any, int]]) -> None:
+    """Raise CompatibilityError if a head was trained for a target of other sizes. Call it within
+    `Checkpoint.reading_config`, so that the error names the checkpoint.
+
+    sizes: by what they are of, such as "vocab_size", the head's and the target's; the head's may be None: unknown.
+    """
+    for what, (its, wanted) in sizes.items():
+        if its is not None and its != wanted:
+            raise CompatibilityError(
+                f"it was trained for another target: {what} is {shown(its)}, and this target's is {wanted}. Use one "
+                f"that was trained for {target.model!r}"
+            )
 
 
 @frozen

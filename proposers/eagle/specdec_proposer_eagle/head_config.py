@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 from transformers import LlamaConfig
 
-from specdec_core import CompatibilityError, TargetInfo, config_value, flag, shown
+from specdec_core import CompatibilityError, TargetInfo, check_target_sizes, config_value, flag, shown
 from specdec_proposer_eagle.published import aux_layers
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -98,7 +98,12 @@ def read(config: Mapping[str, Any], shapes: Shapes, target: TargetInfo, *, is_ea
             f"lm_head.weight of the draft head has the shape {list(ours['lm_head.weight'])}, and should have [tokens, "
             f"hidden_size]: download or save it again"
         )
-    _check_target(head, flat, shapes, target)
+    sizes = {
+        "target_hidden_size": (flat.get("target_hidden_size"), target.hidden_size),
+        "vocab_size": (flat.get("vocab_size"), target.vocab_size),
+        "the length of t2d": (_length(shapes["t2d"]) if "t2d" in shapes else None, target.vocab_size),
+    }
+    check_target_sizes(target, sizes)
     return head
 
 
@@ -163,17 +168,3 @@ def _following(ids: Any) -> Any:
     """Add 1 to each layer id: the output of a layer is the input of the next one. Invalid values are returned
     unchanged, and `_aux_layer_ids` refuses them."""
     return [i + 1 if type(i) is int else i for i in ids] if isinstance(ids, list) else ids
-
-
-def _check_target(head: HeadConfig, flat: Mapping[str, Any], shapes: Shapes, target: TargetInfo) -> None:
-    stated = {
-        "target_hidden_size": (flat.get("target_hidden_size"), target.hidden_size),
-        "vocab_size": (flat.get("vocab_size"), target.vocab_size),
-        "the length of t2d": (_length(shapes["t2d"]) if "t2d" in shapes else None, target.vocab_size),
-    }
-    for what, (its, wanted) in stated.items():
-        if its is not None and its != wanted:
-            raise CompatibilityError(
-                f"the draft head was trained for another target: {what} is {its}, and this target's is {wanted}. Use a "
-                f"head that was trained for {target.model!r}"
-            )

@@ -21,6 +21,7 @@ from specdec_core import (
     ConfigError,
     TargetInfo,
     TokenTree,
+    check_target_sizes,
     checked_token_map,
     config_value,
     flag,
@@ -205,12 +206,9 @@ def _sizes(checkpoint: Checkpoint, target: TargetInfo) -> HeadSizes:
             f"the Medusa heads {checkpoint.name!r} have no LM heads of their own, and a vocabulary of {num_mapped} "
             f"tokens, which the target's LM head does not have: download or save them again"
         )
-    wanted = {target.vocab_size, num_mapped}
-    if output_rows and output_rows[0] not in wanted:
-        raise CompatibilityError(
-            f"the Medusa heads {checkpoint.name!r} were trained for another target: they have {output_rows[0]} tokens, "
-            f"and this target has {target.vocab_size}. Use heads that were trained for {target.model!r}"
-        )
+    if output_rows and output_rows[0] != num_mapped:
+        with checkpoint.reading_config():
+            check_target_sizes(target, {"the number of rows of its LM heads": (output_rows[0], target.vocab_size)})
     return HeadSizes(
         num_heads=num_heads,
         num_layers=num_layers,
@@ -227,18 +225,18 @@ def _check_stated(
     checkpoint: Checkpoint, target: TargetInfo, num_heads: int, num_layers: int, *, has_bias: bool
 ) -> None:
     """Raise CompatibilityError if config.json contradicts the target or the tensors. Keys may be left out or null."""
+    with checkpoint.reading_config() as config:
+        check_target_sizes(
+            target, {key: (config.get(key), getattr(target, key)) for key in ("hidden_size", "vocab_size")}
+        )
     of_tensors = {"num_heads": num_heads, "num_hidden_layers": num_layers, "medusa_fc_bias": has_bias}
-    of_target = {"hidden_size": target.hidden_size, "vocab_size": target.vocab_size}
-    for key, expected in (of_tensors | of_target).items():
+    for key, expected in of_tensors.items():
         stated = checkpoint.config.get(key)
-        if stated is None or (type(stated) is type(expected) and stated == expected):
-            continue
-        where = f"{key} in config.json of {checkpoint.name!r} is {shown(stated)}"
-        if key in of_target:
+        if stated is not None and (type(stated) is not type(expected) or stated != expected):
             raise CompatibilityError(
-                f"{where}, and this target's is {expected}: use heads that were trained for {target.model!r}"
+                f"{key} in config.json of {checkpoint.name!r} is {shown(stated)}, and its tensors are of {expected}: "
+                f"download or save it again"
             )
-        raise CompatibilityError(f"{where}, and its tensors are of {expected}: download or save it again")
 
 
 def _num_mapped(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], vocab_size: int) -> int | None:

@@ -84,7 +84,7 @@ MISFITS: dict[str, tuple[Layout, Change, str]] = {
     "another target's tokens": (
         AUTHORS,
         lambda config, tensors: tensors.update({f"{i}.1.weight": torch.zeros(50, 32) for i in range(5)}),
-        "they have 50 tokens, and this target has 48",
+        "rows of its LM heads is 50, and this target's is 48",
     ),
     "another target's tokens in one head": (
         AUTHORS,
@@ -98,7 +98,7 @@ MISFITS: dict[str, tuple[Layout, Change, str]] = {
     "no size of the vocabulary": (
         SOME,
         state(truncated_vocab_size=None),
-        "they have 20 tokens, and this target has 48",
+        "rows of its LM heads is 20, and this target's is 48",
     ),
     "another number of heads": (
         VLLM,
@@ -111,8 +111,8 @@ MISFITS: dict[str, tuple[Layout, Change, str]] = {
         state(num_hidden_layers=7),
         "num_hidden_layers in .* is 7, .* tensors are of 2",
     ),
-    "another width": (VLLM, state(hidden_size=64), "hidden_size in .* is 64, and this target's is 32: use heads that"),
-    "another vocabulary": (VLLM, state(vocab_size="48"), "vocab_size in .* is '48', and this target's is 48: use"),
+    "another width": (VLLM, state(hidden_size=64), "hidden_size is 64, and this target's is 32. Use one that"),
+    "another vocabulary": (VLLM, state(vocab_size="48"), "vocab_size is '48', and this target's is 48. Use"),
     "biases that are there": (
         LAYOUTS["vLLM, some tokens"],
         state(medusa_fc_bias=not LAYOUTS["vLLM, some tokens"].has_bias),

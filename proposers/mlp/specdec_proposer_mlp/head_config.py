@@ -7,7 +7,17 @@ from typing import Any
 
 from attrs import frozen
 
-from specdec_core import Check, CompatibilityError, TargetInfo, config_value, flag, must, shown, whole_number
+from specdec_core import (
+    Check,
+    CompatibilityError,
+    TargetInfo,
+    check_target_sizes,
+    config_value,
+    flag,
+    must,
+    shown,
+    whole_number,
+)
 from specdec_proposer_mlp.config import MOST_HEADS
 
 TOP_K = must(
@@ -64,15 +74,6 @@ class SpeculatorConfig:
     def check_target(self, target: TargetInfo, config: Mapping[str, Any]) -> None:
         """Raise CompatibilityError if the speculator was trained for a target of other sizes. config: the content of
         the config.json that was read."""
-        pairs = {"emb_dim": (self.emb_dim, target.hidden_size), "vocab_size": (self.vocab_size, target.vocab_size)}
-        for key, (its, wanted) in pairs.items():
-            if its != wanted and key not in config:
-                raise CompatibilityError(
-                    f"the MLP speculator's config.json has no {key}, which means {its}, and this target's is {wanted}: "
-                    f"download or save it again, or use one that was trained for {target.model!r}"
-                )
-            if its != wanted:
-                raise CompatibilityError(
-                    f"the MLP speculator was trained for another target: its {key} is {its}, and this target's is "
-                    f"{wanted}. Use one that was trained for {target.model!r}"
-                )
+        sizes = {"emb_dim": (self.emb_dim, target.hidden_size), "vocab_size": (self.vocab_size, target.vocab_size)}
+        named = {key if key in config else f"{key}, which config.json lacks,": each for key, each in sizes.items()}
+        check_target_sizes(target, named)

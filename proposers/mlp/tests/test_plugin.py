@@ -181,7 +181,7 @@ MISFITS: dict[str, tuple[Change, str]] = {
     "another target's tokens": (state(vocab_size=50), "vocab_size is 50, and this target's is 48"),
     "an empty config": (
         lambda config, tensors: config.clear(),
-        "config.json has no emb_dim, which means 4096, and this target's is 32: download or save it again, or use one",
+        "emb_dim, which config.json lacks, is 4096, and this target's is 32",
     ),
     "no number of heads": (state(n_predict=0), "n_predict in .* is 0, and must be an integer from 1 to 64"),
     "too many heads": (state(n_predict=300000), "n_predict in .* is 300000, and must be an integer from 1 to 64"),

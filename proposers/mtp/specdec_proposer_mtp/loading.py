@@ -14,6 +14,7 @@ from specdec_core import (
     ConfigError,
     KVLayout,
     TargetInfo,
+    check_target_sizes,
     config_value,
     shown,
     whole_number,
@@ -62,17 +63,12 @@ def find(options: MTPConfig, target: TargetInfo, num_speculative_tokens: int) ->
     with checkpoint.reading_config():
         # LongCat has no such key, and its names have no number of a layer.
         num_layers = config_value(stated, "num_hidden_layers", whole_number(0), 0)
-        sizes = tuple(config_value(stated, key, whole_number(1)) for key in ("hidden_size", "vocab_size"))
+        sizes = {key: config_value(stated, key, whole_number(1)) for key in ("hidden_size", "vocab_size")}
+        check_target_sizes(target, {key: (number, getattr(target, key)) for key, number in sizes.items()})
         longest = config_value(stated, "max_position_embeddings", whole_number(1), target.max_model_len)
         # A config.json that says nothing, or 0, may be of a checkpoint with one.
         key = family.num_modules
         num_modules = 1 if key is None else max(1, config_value(stated, key, whole_number(0), 1))
-    if sizes != (target.hidden_size, target.vocab_size):
-        raise CompatibilityError(
-            f"the MTP module in {checkpoint.name!r} is for another target: hidden_size and vocab_size are {sizes[0]} "
-            f"and {sizes[1]}, and this target's are {target.hidden_size} and {target.vocab_size}. Leave model out to "
-            f"use the target's own"
-        )
     depth = options.shape(num_speculative_tokens).depth
     indices = range(min(num_modules, depth))
     _check_modules(checkpoint, family, num_layers, num_modules, indices)

@@ -19,10 +19,10 @@ def plan(config: EagleConfig, target: TargetInfo, num_speculative_tokens: int, *
     from specdec_core import KVLayout
     from specdec_proposer_eagle.loading import find
 
-    config.on(target.device).check(num_speculative_tokens)
+    config = config.on(target.device)
+    config.check(num_speculative_tokens)
     found = find(config, target, is_eagle3=is_eagle3)
-    config, head = found.options, found.head
-    size = head.layer.head_dim
+    head, size = found.head, found.head.layer.head_dim
     num_angles = 2 * size * (target.max_model_len + config.depth(num_speculative_tokens))  # in the proposer's tables
     return Plan(
         taps=head.taps,
@@ -41,7 +41,7 @@ def build(config: EagleConfig, context: BuildContext) -> Proposer:
     from specdec_proposer_eagle.proposer import EagleProposer
 
     found = context.state
-    return EagleProposer(found.options, context, found.head, *load(found, context.target))
+    return EagleProposer(config.on(context.device), context, found.head, *load(found, context.target))
 
 
 @hookimpl

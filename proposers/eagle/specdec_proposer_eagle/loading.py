@@ -19,12 +19,8 @@ IGNORED = ("rotary_emb.inv_freq",)
 
 @frozen(eq=False)
 class Found:
-    """An EAGLE head whose checkpoint was found and checked; its weights are not loaded yet.
+    """An EAGLE head whose checkpoint was found and checked; its weights are not loaded yet."""
 
-    options: the user's options, with the device's defaults filled in.
-    """
-
-    options: EagleConfig
     head: HeadConfig
     checkpoint: Checkpoint
     num_weights: int
@@ -43,7 +39,7 @@ def find(options: EagleConfig, target: TargetInfo, *, is_eagle3: bool) -> Found:
     _check_width(checkpoint.name, target, head)
     outline = checkpoint.outline(lambda: Head(head), _name_in_module)
     _check_tables(checkpoint.name, head, shapes)
-    return Found(options.on(target.device), head, checkpoint, sum(each.numel() for each in outline.parameters()))
+    return Found(head, checkpoint, sum(each.numel() for each in outline.parameters()))
 
 
 def load(found: Found, target: TargetInfo) -> tuple[Head, torch.Tensor | None]:

@@ -12,7 +12,6 @@ import attrs
 import torch
 
 from specdec_core.contracts.target import TargetInfo
-from specdec_core.engine.metrics import DraftCounts
 from specdec_tools.acceptance import context_title, vllm_fields
 from specdec_tools.compare import Comparison
 from specdec_tools.figures import Figures
@@ -35,9 +34,9 @@ def as_json(results: Sequence[Result], settings: Mapping[str, Any], info: Target
         "model": {"name": info.model, "model_type": info.model_type, "dtype": first.ran.dtype},
         "machine": machine(info.device),
         "versions": first.ran.versions,
-        **_results(first),
+        **_rounded(_results(first)),
         "configurations": [
-            {**attrs.asdict(result.ran), "ran": str(result.ran), **_results(result)} for result in results
+            {**attrs.asdict(result.ran), "ran": str(result.ran), **_rounded(_results(result))} for result in results
         ],
     }
     return json.dumps(record, indent=1, default=str) + "\n"
@@ -66,15 +65,15 @@ def _results(result: Result) -> dict[str, Any]:
 def _comparison(comparison: Comparison) -> dict[str, Any]:
     return {
         **_figures(Figures.of(comparison)),
-        "plain_runs_s": [round(run.seconds, DIGITS) for run in comparison.plain],
-        "speculative_runs_s": [round(run.seconds, DIGITS) for run in comparison.speculative],
+        "plain_runs_s": [run.seconds for run in comparison.plain],
+        "speculative_runs_s": [run.seconds for run in comparison.speculative],
         "first_difference": comparison.first_difference,
     }
 
 
 def _figures(figures: Figures) -> dict[str, Any]:
     drafts, unlooped = figures.drafts, figures.unlooped
-    found = {
+    return {
         "num_tokens": figures.num_tokens,
         "num_plain_tokens": figures.num_plain_tokens,
         "plain_s": figures.plain_s,
@@ -85,17 +84,17 @@ def _figures(figures: Figures) -> dict[str, Any]:
             "plain": _speeds(figures.plain_tokens_per_s, figures.plain_latencies),
             "speculative": _speeds(figures.tokens_per_s, figures.latencies),
         },
-        **_vllm_fields(drafts),
-        "contexts": {context_title(start): _vllm_fields(counts) for start, counts in figures.contexts.items()},
-        "categories": {group: _vllm_fields(counts) for group, counts in figures.groups.items()},
+        **vllm_fields(drafts),
+        "contexts": {context_title(start): vllm_fields(counts) for start, counts in figures.contexts.items()},
+        "categories": {group: vllm_fields(counts) for group, counts in figures.groups.items()},
         "acceptance_length": drafts.acceptance_length,
         "acceptance_rate": drafts.acceptance_rate,
-        "acceptance_rate_per_pos": [round(rate, DIGITS) for rate in drafts.acceptance_rate_per_pos],
+        "acceptance_rate_per_pos": drafts.acceptance_rate_per_pos,
         "num_drafts_of_all_runs": drafts.num_drafts,
         "unlooped": {
             "num_tokens": figures.num_unlooped,
-            "acceptance_length": round(unlooped.acceptance_length, DIGITS),
-            "acceptance_rate_per_pos": [round(rate, DIGITS) for rate in unlooped.acceptance_rate_per_pos],
+            "acceptance_length": unlooped.acceptance_length,
+            "acceptance_rate_per_pos": unlooped.acceptance_rate_per_pos,
             "num_drafts_of_all_runs": unlooped.num_drafts,
         },
         "distinct_4_grams": figures.distinct_ngrams,
@@ -107,27 +106,25 @@ def _figures(figures: Figures) -> dict[str, Any]:
         "num_preempted_in_all_runs": {"plain": figures.num_plain_preempted, "speculative": figures.num_preempted},
         "identical": figures.is_identical,
     }
-    return {key: _rounded(value) for key, value in found.items()}
 
 
 def _rounded(value: Any) -> Any:
-    if isinstance(value, list):
+    """Round all numbers in nested lists and dicts."""
+    if isinstance(value, Mapping):
+        return {key: _rounded(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
         return [_rounded(each) for each in value]
     return round(value, DIGITS) if isinstance(value, float) else value
 
 
 def _speeds(together: float, latencies: Latencies) -> dict[str, float]:
-    return {"all": _rounded(together), "user": _rounded(latencies.user_tokens_per_s)}
-
-
-def _vllm_fields(counts: DraftCounts) -> dict[str, Any]:
-    return {key: _rounded(value) for key, value in vllm_fields(counts).items()}
+    return {"all": together, "user": latencies.user_tokens_per_s}
 
 
 def _costs(costs: StepCosts | None) -> dict[str, Any] | None:
     if costs is None:
         return None
-    found = {
+    return {
         "block_efficiency": costs.block_efficiency,
         "drafting": costs.drafting,
         "verification": costs.verification,
@@ -139,12 +136,11 @@ def _costs(costs: StepCosts | None) -> dict[str, Any] | None:
         "drafted_share": costs.drafted_share,
         "tokens_per_forward_pass": costs.tokens_per_forward_pass,
     }
-    return {key: _rounded(value) for key, value in found.items()}
 
 
 def _latencies(latencies: Latencies) -> dict[str, dict[str, float] | None]:
     return {
-        name: None if values is None else {f"p{p}": round(s, DIGITS) for p, s in zip(PERCENTILES, values, strict=True)}
+        name: None if values is None else {f"p{p}": s for p, s in zip(PERCENTILES, values, strict=True)}
         for name, values in latencies.percentiles().items()
     }
 

@@ -255,9 +255,7 @@ class Budget:
     def _pay_retry(self, drafted_s: float, num_drafting: int) -> None:
         """Charge the requests that are tried again for their draft tokens, and for drafting and observing if no other
         drafts."""
-        seconds, rows = self._curve.seconds, self._so_far.num_rows
-        most = len(seconds) - 1
-        more_s = float(seconds[min(rows + self._num_retried * RETRY_TOKENS, most)] - seconds[min(rows, most)])
+        more_s = self._curve.more_s(self._so_far.num_rows, self._num_retried * RETRY_TOKENS)
         if num_drafting == self._num_retried:
             more_s += drafted_s + self._observe.seconds(num_drafting)
         self._retries.pay(more_s)
@@ -274,10 +272,8 @@ class Budget:
         and then they are judged anyway, to keep measuring how long that takes."""
         if self._num_steps % NUM_BETWEEN_CUTS == 0:
             return True
-        seconds, rows = self._curve.seconds, self._so_far.num_rows
-        most = len(seconds) - 1
-        more_s = seconds[min(rows + draft.num_nodes, most)] - seconds[min(rows, most)]
-        return bool(more_s > LEAST_RATIO * self._cutting.seconds(draft.batch_size))
+        more_s = self._curve.more_s(self._so_far.num_rows, draft.num_nodes)
+        return more_s > LEAST_RATIO * self._cutting.seconds(draft.batch_size)
 
     def _cut(self, draft: Draft, drafted_s: float) -> Draft:
         nodes = Nodes.of(draft)

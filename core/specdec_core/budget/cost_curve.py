@@ -47,6 +47,11 @@ class CostCurve:
         if self._num_steps % NUM_BETWEEN == 0:
             self._correct()
 
+    def more_s(self, num_tokens: int, more: int) -> float:
+        """The seconds that `more` tokens add to a forward pass of num_tokens."""
+        most = len(self.seconds) - 1
+        return float(self.seconds[min(num_tokens + more, most)] - self.seconds[min(num_tokens, most)])
+
     def _correct(self) -> None:
         medians = [ratios.median(self._num_steps) for ratios in self._ratios]
         known = {size: each for size, each in zip(self._sizes.tolist(), medians, strict=True) if each is not None}

@@ -83,6 +83,18 @@ for output in llm.generate(["import os"], SamplingParams(temperature=0.8, top_p=
     print(output.outputs[0].text)
 """
 
+MTP = """
+from vllm import LLM, SamplingParams
+
+llm = LLM(
+    model="meta-llama/a-target-with-an-mtp-module",
+    tensor_parallel_size=1,
+    speculative_config={"method": "mtp", "num_speculative_tokens": 1},
+)
+for output in llm.generate(["import os"], SamplingParams(temperature=0.8, top_p=0.95)):
+    print(output.outputs[0].text)
+"""
+
 MLP_SPECULATOR = """
 from vllm import LLM, SamplingParams
 
@@ -257,6 +269,7 @@ SCRIPTS = {
     "ngram": NGRAM,
     "eagle3": EAGLE3,
     "suffix": SUFFIX,
+    "mtp": MTP,
     "batches": BATCHES,
     "high throughput": HIGH_THROUGHPUT,
     "low latency": LOW_LATENCY,

@@ -79,16 +79,18 @@ def test_positions_past_the_length_limit_do_no_harm() -> None:
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_the_layers_of_heads_are_fused(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "config", [{"method": name, "eagle_topk": 1} for name in ("eagle", "eagle3")] + [{"method": "mtp"}]
+)
+def test_the_layers_of_heads_are_fused(config: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     calls, forward = [], DecoderStack.forward
 
-    def counted(self: Any, hidden: Any, *args: Any) -> Any:
+    def counted(self: Any, hidden: Any, *args: Any, **others: Any) -> Any:
         calls.append(len(hidden))
-        return forward(self, hidden, *args)
+        return forward(self, hidden, *args, **others)
 
     monkeypatch.setattr(DecoderStack, "forward", counted)
-    llm = LLM("tiny", speculative_config={"method": method, "num_speculative_tokens": 3, "eagle_topk": 1})
+    llm = LLM("tiny", speculative_config={**config, "num_speculative_tokens": 3})
     llm.generate(["x = 1\n" * 40], SamplingParams(temperature=0, max_tokens=12, ignore_eos=True), use_tqdm=False)
     assert len(calls) >= 6
     assert max(calls) > 64, "prompts, too"

@@ -89,31 +89,31 @@ def load_inventory(path):
     return inventory
 """
 
-_TWO_FUNCTIONS = '''\
-def split_into_parts(items, size):
-    if size < 1:
-        raise ValueError("size must be at least 1")
-    parts = []
-    for start in range(0, len(items), size):
-        part = items[start : start + size]
-        parts.append(part)
-    return parts
+_SHOP = """\
+class Shop:
+    def __init__(self, name, hours=None):
+        if hours is None:
+            hours = (9, 17)
+        self.name = name
+        self.hours = hours
 
+    def is_open(self, hour):
+        first, last = self.hours
+        return first <= hour < last
 
-def open_shop(name, street, hours=None):
-    """Return a new shop, open from nine to five."""
-    shop = Shop(name, street)
-    if hours is None:
-        hours = (9, 17)
-    shop.set_hours(*hours)
-    return shop
-'''
+    def count_visits(self, visits):
+        total = 0
+        for hour in visits:
+            if self.is_open(hour):
+                total += 1
+        return total
+"""
 
 TASKS = (
     _rename("rename a variable", _SHORTEST, "result", "group"),
     _rename("rename a parameter", _TEMPERATURES, "scale", "size"),
     Task("remove a comment", "remove the comments", _INVENTORY, _INVENTORY.replace(_COMMENT, "")),
-    Task("copy two functions", "repeat the code unchanged", _TWO_FUNCTIONS, _TWO_FUNCTIONS),
+    Task("copy a class", "repeat the code unchanged", _SHOP, _SHOP),
 )
 
 _SETTINGS = '''\

@@ -47,18 +47,13 @@ def check_load_inventory(code, folder):
     assert call(code, "load_inventory", folder / "inventory") == {"green tea": 3, "rice": 2}
 
 
-def check_two_functions(code):
-    assert call(code, "split_into_parts", [1, 2, 3], 2) == [[1, 2], [3]]
-    with pytest.raises(ValueError, match="at least 1"):
-        call(code, "split_into_parts", [], 0)
-
-    class Shop(SimpleNamespace):
-        def set_hours(self, *hours):
-            self.hours = hours
-
-    for hours, expected in ((None, (9, 17)), ((8, 12), (8, 12))):
-        shop = call(code, "open_shop", "Teas", "Main Street", hours, Shop=lambda *_: Shop())
-        assert shop.hours == expected
+def check_shop(code):
+    shops = [call(code, "Shop", "Teas"), call(code, "Shop", "Teas", (8, 12))]
+    assert [[shop.is_open(hour) for hour in (8, 9, 12, 17)] for shop in shops] == [
+        [False, True, True, False],
+        [True, True, False, False],
+    ]
+    assert [shop.count_visits([8, 9, 9, 16]) for shop in shops] == [3, 3]
 
 
 @pytest.mark.parametrize("of", ["code", "edited", "result"])
@@ -72,8 +67,8 @@ def test_the_code_works_before_and_after(task, of, results, tmp_path):
             check_read_temperatures(code, tmp_path)
         case "load_inventory":
             check_load_inventory(code, tmp_path)
-        case "split_into_parts":
-            check_two_functions(code)
+        case "Shop":
+            check_shop(code)
         case name:
             pytest.fail(f"{name} has no check")
 

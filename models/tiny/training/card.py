@@ -45,7 +45,8 @@ def plot(history: list[dict[str, Any]], path: Path) -> None:
     decay = next((point["tokens"] / 1e6 for point in history if point.get("decays")), None)
     if decay is not None:
         axes.axvline(decay, color="grey", linewidth=0.8, linestyle=":", label="decay begins")
-    axes.set(xlabel="tokens seen (millions)", ylabel="loss (nats per token)", ylim=(1, 6))
+    top = min(6, 1.2 * max([*smooth, *(loss for _, loss in held)]))
+    axes.set(xlabel="tokens seen (millions)", ylabel="loss (nats per token)", ylim=(0, top))
     axes.legend()
     axes.grid(alpha=0.3)
     figure.tight_layout()

@@ -69,8 +69,8 @@ def in_all_ways(plain: LLM, speculating: LLM, prompt: str, params: SamplingParam
 
 def test_several_completions_of_each_prompt(plain: LLM, speculating: LLM) -> None:
     params = [
-        SamplingParams(n=3, seed=5, temperature=0.9, max_tokens=12, ignore_eos=True),
-        SamplingParams(n=2, seed=6, temperature=0.9, max_tokens=9, ignore_eos=True),
+        SamplingParams(n=3, seed=5, temperature=2.0, max_tokens=12, ignore_eos=True),
+        SamplingParams(n=2, seed=6, temperature=2.0, max_tokens=9, ignore_eos=True),
     ]
     outputs = plain.generate(PROMPTS, params)
     assert [[completion.index for completion in output.outputs] for output in outputs] == [[0, 1, 2], [0, 1]]
@@ -92,7 +92,7 @@ def test_the_figures_of_all_completions_are_added_up(speculating: LLM) -> None:
 
 
 def test_completions_without_a_seed_differ(plain: LLM) -> None:
-    (output,) = plain.generate(PROMPTS[0], SamplingParams(n=4, max_tokens=16, ignore_eos=True))
+    (output,) = plain.generate(PROMPTS[0], SamplingParams(n=4, temperature=2.0, max_tokens=16, ignore_eos=True))
     assert len({tuple(completion.token_ids) for completion in output.outputs}) > 1
 
 

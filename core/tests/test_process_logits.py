@@ -16,6 +16,7 @@ from specdec_core import Draft, SamplingParams
 from specdec_core.sampling import process
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
+from specdec_core.verifiers import greedy
 from specdec_core.verifiers.greedy import GreedyVerifier
 
 
@@ -167,11 +168,13 @@ def test_a_greedy_step_copies_no_logits(dtype: torch.dtype) -> None:
     assert process_logits(logits, np.array([0, 1, 1]), [SamplingParams(temperature=0)] * 2) is logits
 
 
+RANDOM = CounterRandom([0, 0], torch.zeros(2, dtype=torch.int64))  # nothing is drawn
+
+
 def verdicts(logits: torch.Tensor) -> tuple[list[list[int]], list[list[int]]]:
     """What the greedy verifier makes of logits [4, vocab] in their dtype, and in float64."""
     draft = Draft.from_chains([[1, 1], []])
-    random = CounterRandom([0, 0], torch.zeros(2, dtype=torch.int64))
-    found = (GreedyVerifier().verify(each, draft, random) for each in (logits, logits.double()))
+    found = (GreedyVerifier().verify(each, draft, RANDOM) for each in (logits, logits.double()))
     own, expected = (torch.cat([v.token_ids, v.num_accepted[:, None]], 1).tolist() for v in found)
     return own, expected
 
@@ -184,13 +187,24 @@ def check_greedy(dtype: torch.dtype) -> None:
         logits = values[torch.randint(0, 5 if seed % 2 else 7, (4, 6), generator=generator)].to(dtype)
         own, expected = verdicts(logits)
         assert own == expected
-        naive = logits[3].tolist()
-        is_sound = all(x < math.inf for x in naive) and max(naive) > -math.inf
-        assert own[1][0] == (naive.index(max(naive)) if is_sound else -1)
+        naive = [naive_token(row) for row in logits.tolist()]
+        assert own[1][0] == naive[3]
+        plain = GreedyVerifier().verify(logits, Draft.from_chains([[]] * 4), RANDOM)
+        assert plain.token_ids.tolist() == [[token] for token in naive]
+        assert (plain.rows.tolist(), plain.num_accepted.tolist()) == ([[0], [1], [2], [3]], [0] * 4)
 
 
+def naive_token(row: list[float]) -> int:
+    is_sound = all(x < math.inf for x in row) and max(row) > -math.inf
+    return row.index(max(row)) if is_sound else -1
+
+
+@pytest.mark.parametrize("at_once", [greedy.AT_ONCE, 13, 1], ids=["all rows", "two rows", "one row"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_greedy_verification_is_the_same_in_any_dtype(dtype: torch.dtype) -> None:
+def test_greedy_verification_is_the_same_in_any_dtype(
+    dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(greedy, "AT_ONCE", at_once)
     check_greedy(dtype)
 
 
@@ -202,6 +216,10 @@ def test_greedy_verification_is_the_same_in_any_dtype(dtype: torch.dtype) -> Non
     ],
 )
 def test_the_comparison_notices(fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec_core.verifiers.greedy.argmax", fault)
+    def likeliest(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens = fault(logits)
+        return tokens, logits.gather(1, tokens[:, None])[:, 0].isfinite()
+
+    monkeypatch.setattr(greedy, "likeliest", likeliest)
     with pytest.raises(AssertionError):
         check_greedy(torch.bfloat16)

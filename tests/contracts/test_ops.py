@@ -247,9 +247,10 @@ def test_eagle3(offering: Any) -> None:
 
     plain = complete("tiny", reference_alone(), num_tokens=24)
     plugins = offering(OpsSpec(1, {"paged_attention": attention_by_bits}, supports))
-    found = complete("tiny", plugins, {"method": "eagle3"}, num_tokens=24, max_num_batched_tokens=700)
+    config = {"method": "eagle3", "adaptive_draft_length": False}
+    found = complete("tiny", plugins, config, num_tokens=24, max_num_batched_tokens=700)
     assert found.token_ids == certain(plain)
-    assert found.metrics["spec_decode_num_accepted_tokens"] > 40
+    assert found.metrics["spec_decode_num_accepted_tokens"] > 20
     assert {context.kv_layout.num_layers for context in asked} == {8, 1}
 
 

@@ -206,7 +206,8 @@ def test_a_published_speculator_is_trained_further(tied_storage, file, target, t
     weights = random_weights(config, torch.Generator().manual_seed(1), tied_storage)
     write_checkpoint(tmp_path, config, {name: tensor.float() for name, tensor in weights.items()}, file)
     trainee = made(target, tie_weights=True, scale_input=True)
-    assert trainee.load(str(tmp_path)) == {"n_predict": 3, "tie_weights": True, "scale_input": True, "inner_dim": 20}
+    sizes = {"n_predict": 3, "tie_weights": True, "scale_input": True, "inner_dim": 20}
+    assert trainee.load(str(tmp_path)) == {**sizes, "init_from_target": False}
     assert all(parameter.requires_grad for parameter in trainee.parameters())
     (tmp_path / "saved").mkdir()
     trainee.save(tmp_path / "saved")

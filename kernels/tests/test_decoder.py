@@ -362,6 +362,17 @@ def test_cosines_may_be_given_by_token_and_tables_may_change(data: Any) -> None:
 @needs_float32
 @settings(max_examples=3, deadline=None)
 @given(data=st.data())
+def test_positions_outside_of_the_tables_take_the_nearest_row(data: Any) -> None:
+    run = Run(data, torch.float32, [Request(20, 2)])
+    run.positions = torch.tensor([LONGEST - 1, 0, 0, 0, 0])
+    expected = run.fused()
+    run.positions = torch.tensor([LONGEST + 9, -3, 0, 0, 0])
+    assert torch.equal(run.fused(), expected)
+
+
+@needs_float32
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
 def test_the_strides_of_hidden_states_do_not_matter(data: Any) -> None:
     run = Run(data, torch.float32, [Request(20, 2), Request(40, 1, TREE)])
     expected = run.fused()

@@ -151,8 +151,8 @@ class Run(Protocol):
 
         hidden: [num_tokens, width].
         ropes: (cos, sin) of each rotary embedding, [num_positions, head_dim].
-        positions: int64 [num_tokens], the row of each token in these tables; the last one for positions past it. None:
-            token i has row i.
+        positions: int64 [num_tokens], the row of each token in these tables; for others, the nearest row. None: token
+            i has row i.
         caches: (keys, values) of each layer, as for `store_kv`.
         slot_mapping, plan: as for `store_kv` and `paged_attention`.
         window: sliding window of all layers, in tokens. A layer whose own window is smaller keeps its own.

@@ -58,7 +58,7 @@ def run_stages(functions, num_parts, like, layers, stages, buffers, tokens, rope
     tokens: their number n, the width, and the addresses of their cache rows and of their rows in the tables of ropes,
         int64 [n] each. The second may be 0: token i has row i.
     ropes: of each rotary embedding the addresses of cos and sin [num_rows, head_dim], and num_rows, int64 [number, 3].
-        For rows past the last, the last one is taken.
+        For rows that are not there, the nearest one is taken.
     paths: the arrays chunks, paths and places of `lay_out`.
 
     Returns False, and runs nothing, if a layer's KV cache lacks one of the rows.
@@ -194,7 +194,7 @@ def _rotate_and_store(layer, like, heads, rows, slots_at, rope, places_at):
     for row in range(rows[0], rows[1]):
         numbers, slot = heads[row], slots[row] + (layer["num_slots"] if slots[row] < 0 else 0)
         key_at, value_at = slot * layer["key_stride"], slot * layer["value_stride"]
-        angle = min(places[row] if places_at != 0 else row, rope[2] - 1)
+        angle = max(0, min(places[row] if places_at != 0 else row, rope[2] - 1))
         for head in range(num_heads + num_kv_heads):
             start = head * head_dim
             norm = layer["query_norm"] if head < num_heads else layer["key_norm"]

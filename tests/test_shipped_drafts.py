@@ -37,6 +37,10 @@ def test_it_is_small(method):
     assert sum(file.stat().st_size for file in folder.iterdir()) <= MOST_BYTES
 
 
+def test_the_mtp_module_is_small():
+    assert Path(model_path(), "model-00002-of-00002.safetensors").stat().st_size <= MOST_BYTES
+
+
 def test_the_draft_vocabulary_is_small():
     tensors = load_file(Path(model_path(), "drafts", "eagle3", "model.safetensors"))
     assert len(tensors["d2t"]) == len(tensors["lm_head.weight"]) <= MOST_DRAFT_VOCAB

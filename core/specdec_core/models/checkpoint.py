@@ -238,10 +238,11 @@ class Checkpoint:
         found = self._find(*names) or self._only_weights()
         if found is None:
             needed = ", ".join(names)
+            other = f", or a single file of another name that ends in {' or '.join(SUFFIXES)}"
             raise ConfigError(
                 f"there are no weights in {self.name!r}: one of {needed} must be there"
-                + (f", or a single file of another name that ends in {' or '.join(SUFFIXES)}" * isdir(self.name))
-                + ". Methods whose files have other names find them only if `method` is given"
+                f"{other if isdir(self.name) else ''}. Methods whose files have other names find them only if `method` "
+                f"is given"
             )
         if not found.name.endswith(".index.json"):
             return [found]

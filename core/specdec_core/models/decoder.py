@@ -46,8 +46,7 @@ class RecordedDecoder:
         run = fused(self.layers, packed, fuse)
         if run is None:
             return None
-        names = {f"input.{layer}": layer for layer in range(1, len(self.layers))}
-        copied = {tap: names[tap] for tap in dict.fromkeys(taps) if tap in names}
+        copied = {tap: i for i in range(1, len(self.layers)) if (tap := f"input.{i}") in taps}
         return Decoder(self.embed, self.ropes, norm, attention, run, len(self.layers), copied, frozenset(taps))
 
 

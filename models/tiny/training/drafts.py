@@ -1,4 +1,4 @@
-"""Train the draft model and the heads (EAGLE, EAGLE-3, MTP, MLP speculator, Medusa) that come with the tiny model.
+"""Train drafts for the tiny model: EAGLE, EAGLE-3 and Medusa heads, a draft model, an MTP module, an MLP speculator.
 
 They are trained on excerpts of the corpus, and on the tiny model's own greedy and sampled continuations of excerpts.
 Neither kind of text comes from the held-out modules.

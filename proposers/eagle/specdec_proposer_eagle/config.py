@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from attrs import evolve, frozen
 
-from specdec_core import ConfigError, DraftHeadConfig, DraftWindowConfig, option
-from specdec_core.config.fields import number, whole_number
+from specdec_core import ConfigError, DraftHeadConfig, DraftWindowConfig, number, option, whole_number
 
 if TYPE_CHECKING:
     import torch

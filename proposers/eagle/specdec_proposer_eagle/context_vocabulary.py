@@ -44,7 +44,7 @@ class ContextVocabulary:
         self._others = dict.fromkeys(np.flatnonzero(self._lacks)[: self._num_tokens].tolist())
         self._recent: dict[str, dict[int, None]] = {}  # token ids by request, the least recent first
         self._num_read: dict[str, int] = {}
-        self._requests: tuple[RequestView, ...] = ()  # of the last draft
+        self._ids: list[str] = []  # of the last draft's requests
         self._rows = torch.empty(0)  # float32 [batch, hidden, num_tokens]
         self._biases = torch.empty(0)  # float32 [batch, 1, num_tokens], 0 or -inf
         self.to_target = torch.empty(0, dtype=torch.int64)
@@ -56,11 +56,12 @@ class ContextVocabulary:
     def begin(self, requests: Sequence[RequestView]) -> None:
         """Prepare the next draft: read the requests' new tokens and, unless the tokens to add are those of the last
         draft, fetch their rows of the target's LM head."""
-        before, self._requests = self._requests, ()  # an interrupt may leave this half done
+        ids, before = [request.id for request in requests], self._ids
+        self._ids = []  # an interrupt may leave this half done
         have_new = [self._read(request) for request in requests]
-        if any(have_new) or tuple(requests) != before:
-            self._fetch([self._recent[request.id] for request in requests])
-        self._requests = tuple(requests)
+        if any(have_new) or ids != before:
+            self._fetch([self._recent[request_id] for request_id in ids])
+        self._ids = ids
 
     def _fetch(self, recent: Sequence[dict[int, None]]) -> None:
         """Fetch the target's LM-head rows of the tokens to add, and of others where a request has too few."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from specdec_core import ConfigError, TargetInfo, TrainingBatch, TrainingTarget,
 from specdec_proposer_eagle.config import EagleConfig
 from specdec_proposer_eagle.loading import find, load
 from specdec_proposer_eagle.recipes import EAGLE, EAGLE3, Eagle3Options, EagleOptions
-from specdec_proposer_eagle.trainees import unrolled
+from specdec_proposer_eagle.trainees import _rope, unrolled
 from specdec_testing import tiny_target
 
 LENGTH, STEPS = 9, 4
@@ -190,3 +191,11 @@ def test_the_draft_vocabulary_is_the_most_frequent_tokens(counts, data):
 def test_wrong_options_are_explained(options, message, target):
     with pytest.raises(ConfigError, match=message):
         EAGLE3.make(Eagle3Options(**options), target, torch.arange(48))
+
+
+def test_a_new_head_has_the_rope_of_full_attention() -> None:
+    """Gemma 3 has one for each type of layer."""
+    ropes = {"sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}
+    ropes["full_attention"] = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
+    assert _rope(SimpleNamespace(rope_parameters=ropes)) == ropes["full_attention"]
+    assert _rope(SimpleNamespace(rope_parameters=ropes["sliding_attention"])) == ropes["sliding_attention"]

@@ -26,6 +26,23 @@ class Text:
     token_ids: np.ndarray  # int32 [length]
     counts: np.ndarray  # bool [length]: loss mask, True where the token is a label
 
+    def part(self, start: int, stop: int) -> Text:
+        return Text(self.token_ids[start:stop], self.counts[start:stop])
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether it has at least SHORTEST tokens, and the loss mask is True for a token after its second one."""
+        return len(self.token_ids) >= SHORTEST and bool(self.counts[2:].any())
+
+
+@frozen
+class Window:
+    """The tokens from `start` to `stop` of a training text."""
+
+    row: int  # index of the text
+    start: int
+    stop: int
+
 
 def read_texts(paths: Iterable[Path], tokenizer: Any, vocab_size: int) -> list[Text]:
     """Read and tokenize all texts in files and folders.
@@ -50,14 +67,23 @@ def read_texts(paths: Iterable[Path], tokenizer: Any, vocab_size: int) -> list[T
 
 
 def cut(texts: Iterable[Text], length: int) -> list[Text]:
-    """Split texts into pieces of at most `length` tokens. A piece is dropped if it has fewer than SHORTEST tokens, or
-    if the loss mask is False for all tokens after its second one."""
-    pieces = [
-        Text(text.token_ids[start : start + length], text.counts[start : start + length])
-        for text in texts
-        for start in range(0, len(text.token_ids), length)
-    ]
-    return [piece for piece in pieces if len(piece.token_ids) >= SHORTEST and piece.counts[2:].any()]
+    """Split texts into pieces of at most `length` tokens. Pieces without labels are dropped."""
+    pieces = (text.part(start, start + length) for text in texts for start in range(0, len(text.token_ids), length))
+    return [piece for piece in pieces if piece.has_labels]
+
+
+def windows(texts: Sequence[Text], length: int | None) -> list[Window]:
+    """Split texts into windows of at most `length` tokens; None: a window for each text. Windows without labels are
+    dropped. Raises ConfigError if none is left."""
+    found = (
+        Window(row, start, min(start + (length or size), size))
+        for row, size in enumerate(len(text.token_ids) for text in texts)
+        for start in range(0, size, length or size)
+    )
+    kept = [window for window in found if texts[window.row].part(window.start, window.stop).has_labels]
+    if not kept:
+        raise ConfigError(f"window={length} splits the texts such that no part has a label: give more tokens")
+    return kept
 
 
 def fingerprint(texts: Sequence[Text]) -> str:

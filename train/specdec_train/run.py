@@ -25,7 +25,7 @@ from specdec_core import (
 from specdec_train import data, files
 from specdec_train.batches import Order, collate
 from specdec_train.curves import can_draw, draw
-from specdec_train.data import Text
+from specdec_train.data import Text, Window
 from specdec_train.evaluate import acceptance_lengths
 from specdec_train.features import features_of, weights_fingerprint
 from specdec_train.generate import generated_texts
@@ -77,7 +77,8 @@ class Run:
             start_from(settings.start, trial, spec, options)  # a misfit is refused before hours of generating
             del trial
         self._learned, self._held_out = self._read_data()
-        self._order = Order(tuple(len(text.token_ids) for text in self._learned), settings.batch, settings.seed)
+        self._windows = data.windows(self._learned, settings.window)
+        self._order = Order(tuple(each.stop - each.start for each in self._windows), settings.batch, settings.seed)
         self._checked = {
             METHOD: spec.name,
             **settings.identity(),
@@ -147,8 +148,9 @@ class Run:
             for group in optimizer.param_groups:
                 group["lr"] = self._learning_rate(self._step) * group["scale"]
             optimizer.zero_grad(set_to_none=True)
-        rows = self._order.rows(self._step)
-        batch = self._batch([self._learned[row] for row in rows], rows)
+        windows = [self._windows[row] for row in self._order.rows(self._step)]
+        texts = [self._learned[each.row].part(each.start, each.stop) for each in windows]
+        batch = self._batch(texts, windows)
         loss, metrics = self._loss(batch)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self._trainee.parameters(), self._settings.clip)
@@ -160,7 +162,7 @@ class Run:
                 )
         for optimizer in self._optimizers:
             optimizer.step()
-        self._num_tokens += sum(len(self._learned[row].token_ids) for row in rows)
+        self._num_tokens += sum(len(text.token_ids) for text in texts)
         values = {"loss": loss, "gradient_norm": norm, **metrics}
         return {name: value.detach() for name, value in values.items()}
 
@@ -169,15 +171,15 @@ class Run:
             loss, metrics = self._trainee(batch)
         return loss, metrics
 
-    def _batch(self, texts: Sequence[Text], rows: Sequence[int] | None = None) -> TrainingBatch:
-        """Return a training batch: the texts' token ids, their loss masks and the target's hidden states. rows: the
-        texts' indices in the feature store, from which their hidden states are read. None: the texts are not in the
-        store, so their hidden states are computed."""
+    def _batch(self, texts: Sequence[Text], windows: Sequence[Window] | None = None) -> TrainingBatch:
+        """Return a training batch: the texts' token ids, their loss masks and the target's hidden states. windows:
+        where the texts are in the feature store, from which their hidden states are read. None: the texts are not in
+        the store, so their hidden states are computed."""
         device = self._target.info.device
         token_ids, counts = collate(texts, device)
-        if self._store is None or rows is None:
+        if self._store is None or windows is None:
             return TrainingBatch(token_ids, counts, features_of(self._target, token_ids, self._taps))
-        return TrainingBatch(token_ids, counts, {k: v.to(device) for k, v in self._store.read(rows).items()})
+        return TrainingBatch(token_ids, counts, {k: v.to(device) for k, v in self._store.read(windows).items()})
 
     def _learning_rate(self, step: int) -> float:
         settings = self._settings
@@ -192,7 +194,8 @@ class Run:
         self._trainee.eval()
         with torch.no_grad(), torch.random.fork_rng():
             torch.manual_seed(settings.seed)
-            parts = [self._held_out[i : i + settings.batch] for i in range(0, len(self._held_out), settings.batch)]
+            size = settings.texts_at_once
+            parts = [self._held_out[i : i + size] for i in range(0, len(self._held_out), size)]
             loss = sum(self._held_out_loss(part) for part in parts) / len(parts)
         values: dict[str, Any] = {"held_out_loss": round(loss, 5)}
         prompts = self._prompts()
@@ -279,8 +282,8 @@ class Run:
     def _open_store(self) -> FeatureStore | None:
         if self._settings.features is None:
             return None
-        check, batch = self._interrupts.check, self._settings.batch
-        return open_store(self._settings.features, self._learned, self._target, self._taps, batch, check)
+        check, size = self._interrupts.check, self._settings.texts_at_once
+        return open_store(self._settings.features, self._learned, self._target, self._taps, size, check)
 
 
 _GENERATION = ("target", "dtype", "generate", "prompt_len", "temperature", "seed")

@@ -78,6 +78,12 @@ class Settings:
             **UNCHECKED,
         },
     )
+    window: int | None = _setting(
+        "With --features: split texts further, to this many tokens, with the hidden states of the unsplit texts. "
+        "--batch counts these parts. For heads that read one position at a time, such as Medusa's: batches vary more.",
+        default=None,
+        validator=whole_number(8, optional=True),
+    )
     device: str | None = _setting(
         "Device to train on. Default: a GPU if there is one.",
         default=None,
@@ -111,6 +117,15 @@ class Settings:
     resume: bool = _setting(
         "Continue the run in --out from its last checkpoint.", default=False, unchecked=True, validator=flag
     )
+
+    def __attrs_post_init__(self) -> None:
+        if self.window is not None and self.features is None:
+            raise ConfigError(f"window={self.window} takes stored hidden states: give --features FOLDER, too")
+
+    @property
+    def texts_at_once(self) -> int:
+        """Number of whole texts with about as many tokens as a step has."""
+        return self.batch if self.window is None else max(1, self.batch * self.window // self.length)
 
     def identity(self) -> dict[str, Any]:
         """Return those settings that a resumed run must not change, {name: value in JSON types}."""

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from specdec_core import ConfigError, TrainingTarget
 from specdec_train.batches import collate
-from specdec_train.data import Text, fingerprint
+from specdec_train.data import Text, Window, fingerprint
 from specdec_train.features import features_of, weights_fingerprint
 from specdec_train.files import replace, write_text
 from specdec_train.settings import LOCK, make_folder
@@ -29,29 +29,27 @@ TOKENS_PER_SHARD = 1 << 16
 
 @define
 class FeatureStore:
-    """The target's hidden states for the training texts, stored in a folder. They can be read text by text."""
+    """The target's hidden states for the training texts, stored in a folder. They can be read window by window."""
 
     folder: Path
     taps: tuple[str, ...]
     shards: list[tuple[int, int]]  # first and one past the last text of each
     starts: list[int]  # first row of each text in its shard
-    lengths: list[int]  # tokens of each text
     _opened: dict[int, Any] = field(factory=dict)
 
-    def read(self, rows: Sequence[int]) -> dict[str, torch.Tensor]:
-        """Return hidden states of texts, {tap: [len(rows), length of the longest text, width]}, padded with zeros.
-        rows: indices of the texts among the training texts."""
-        found = [self._read_one(row) for row in rows]
+    def read(self, windows: Sequence[Window]) -> dict[str, torch.Tensor]:
+        """Return hidden states, {tap: [len(windows), length of the longest window, width]}, padded with zeros."""
+        found = [self._read_one(window) for window in windows]
         return {
             tap: torch.nn.utils.rnn.pad_sequence([one[tap] for one in found], batch_first=True) for tap in self.taps
         }
 
-    def _read_one(self, row: int) -> dict[str, torch.Tensor]:
-        shard = bisect_right(self.shards, row, key=lambda shard: shard[0]) - 1
+    def _read_one(self, window: Window) -> dict[str, torch.Tensor]:
+        shard = bisect_right(self.shards, window.row, key=lambda shard: shard[0]) - 1
         if shard not in self._opened:
             self._opened[shard] = safe_open(self.folder / shard_name(shard), "pt").__enter__()
-        start = self.starts[row]
-        return {tap: self._opened[shard].get_slice(tap)[start : start + self.lengths[row]] for tap in self.taps}
+        start, stop = (self.starts[window.row] + place for place in (window.start, window.stop))
+        return {tap: self._opened[shard].get_slice(tap)[start:stop] for tap in self.taps}
 
 
 def open_store(
@@ -91,7 +89,7 @@ def open_store(
             check()
             if not (folder / shard_name(i)).exists():
                 _write_shard(folder / shard_name(i), texts[first:last], target, taps, batch)
-    return FeatureStore(folder, tuple(taps), shards, starts, lengths)
+    return FeatureStore(folder, tuple(taps), shards, starts)
 
 
 def shard_name(i: int) -> str:

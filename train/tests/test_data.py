@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from specdec_core import ConfigError
 from specdec_train.batches import Order, collate
-from specdec_train.data import Text, cut, fingerprint, join, read_texts, token_counts
+from specdec_train.data import Text, Window, cut, fingerprint, join, read_texts, token_counts, windows
 from specdec_train.generate import beginning
 from specdec_train.store import TOKENS_PER_SHARD, _layout
 
@@ -108,6 +108,15 @@ def test_a_prompt_alone_is_not_learned():
     assert [len(piece.token_ids) for piece in cut([text], 8)] == []
     assert [len(piece.token_ids) for piece in cut([text], 11)] == [11]
     assert token_counts([text], 12).tolist() == [1, 1, 1] + [0] * 9
+
+
+def test_windows_without_labels_are_dropped():
+    text = join(np.arange(8, dtype=np.int32), np.arange(20, dtype=np.int32))
+    assert windows([text, text], 9) == [Window(row, start, start + 9) for row in (0, 1) for start in (0, 9, 18)]
+    assert windows([text], 8) == [Window(0, 8, 16), Window(0, 16, 24), Window(0, 24, 28)]
+    assert windows([text], None) == [Window(0, 0, 28)]
+    with pytest.raises(ConfigError, match="window=8 splits the texts such that no part has a label"):
+        windows([join(np.arange(8, dtype=np.int32), np.arange(2, dtype=np.int32))], 8)
 
 
 @settings(deadline=None)

@@ -26,9 +26,11 @@ from specdec_core import (
     SamplingParams,
     TrainingRecipe,
     cli,
+    load_training_target,
 )
 from specdec_testing import tiny_target
 from specdec_train.commands import command_of
+from specdec_train.features import features_of
 from specdec_train.run import train
 from specdec_train.settings import Settings
 
@@ -202,6 +204,32 @@ def test_features_that_are_kept_are_the_same(specs, folder, tmp_path):
         run(specs["eagle"], folder, tmp_path / "other", **given, features=kept)
 
 
+def test_windows_have_the_hidden_states_of_whole_texts(specs, folder, tmp_path):
+    seen, recipe = [], specs["eagle"].train
+
+    def make(*args: Any) -> Any:
+        trainee = recipe.make(*args)
+        trainee.register_forward_pre_hook(lambda module, given: seen.append(given[0]) if module.training else None)
+        return trainee
+
+    spec = attrs.evolve(specs["eagle"], train=attrs.evolve(recipe, make=make))
+    texts = np.load(folder / "said.npy")[:40]
+    np.save(tmp_path / "texts.npy", texts)
+    data = {"data": (tmp_path / "texts.npy",), "held_out": (folder / "said.npy",)}
+    given = {"steps": 20, "eval_prompts": 0, "evaluate_every": 0, "length": 32, "window": 8, "batch": 8}
+    run(spec, folder, tmp_path / "out", **data, **given, features=tmp_path / "features")
+
+    target = load_training_target(str(folder / "target"), "float32", None)
+    whole = features_of(target, torch.from_numpy(texts).long(), ("final",))["final"]
+    place = {tuple(text[i : i + 8]): (row, i) for row, text in enumerate(texts.tolist()) for i in range(0, 32, 8)}
+    windows = [window for batch in seen for window in zip(batch.token_ids, batch.features["final"], strict=True)]
+    found = [place[tuple(token_ids.tolist())] for token_ids, _ in windows]
+    assert sorted(set(found)) == sorted(place.values())  # in an epoch, every window once
+    assert len({row for row, _ in found[:8]}) > 4, "a batch is of many texts"
+    for (row, start), (_, features) in zip(found, windows, strict=True):
+        torch.testing.assert_close(features, whole[row, start : start + 8], atol=1e-5, rtol=0)
+
+
 def test_the_target_says_the_data(specs, folder, tmp_path):
     given = {"steps": 2, "generate": 20, "prompt_len": 3, "eval_prompts": 0}
     out = tmp_path / "out"
@@ -295,6 +323,10 @@ class TestWhatIsWrongIsExplained:
         )
         with pytest.raises(ConfigError, match=message):
             run(specs["eagle3"], folder, tmp_path / "out", **given, resume=True)
+
+    def test_windows_without_stored_hidden_states(self, specs, folder, tmp_path):
+        with pytest.raises(ConfigError, match=r"^window=8 takes stored hidden states: give --features FOLDER, too$"):
+            run(specs["eagle"], folder, tmp_path / "out", window=8)
 
     def test_a_run_that_is_not_there(self, specs, folder, tmp_path):
         with pytest.raises(ConfigError, match="does not exist: name the folder of the run, or leave --resume out"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import floor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,8 @@ from specdec_proposer_medusa.loading import TOKEN_MAP, find, load
 from specdec_proposer_medusa.module import HeadSizes, MedusaHeads
 from specdec_proposer_medusa.recipe import MedusaOptions
 
+NUM_RANKS, NUM_AVERAGED = 8, 100
+
 
 class MedusaTrainee(nn.Module):
     """Trains Medusa heads while the target stays as it is (Medusa-1; Cai et al. 2024, section 2.2.1).
@@ -23,10 +26,15 @@ class MedusaTrainee(nn.Module):
     At position t of a text, head i predicts token t + 2 + i. Tokens outside the heads' vocabulary are masked. The loss
     is the weighted sum of the heads' cross entropies. With `distill`, these are with the target's distribution over the
     heads' vocabulary, wherever its likeliest token is in there.
+
+    It also measures how often each head is right, over about the last NUM_AVERAGED batches: from that, the checkpoint's
+    trees are built.
     """
 
     token_map: torch.Tensor  # int64 [draft_vocab], ascending
     to_draft: torch.Tensor  # int64 [vocab], indices into token_map; -1: not in the heads' vocabulary
+    accuracies: torch.Tensor  # float32 [num_heads, NUM_RANKS]: how often each head's n-th likeliest guess is right
+    num_measured: torch.Tensor  # int64 []: batches
 
     def __init__(self, options: MedusaOptions, target: TrainingTarget, token_counts: torch.Tensor) -> None:
         super().__init__()
@@ -43,6 +51,7 @@ class MedusaTrainee(nn.Module):
         self.heads = MedusaHeads(self._sizes)
         ids = most_frequent(token_counts, size)
         self._set_vocabulary(ids)
+        self._forget_accuracies()
         output = target.model.get_output_embeddings()
         with torch.no_grad():  # at first, every head predicts what the target's LM head does
             for layer in self.heads.lm_heads:
@@ -57,29 +66,46 @@ class MedusaTrainee(nn.Module):
         self.register_buffer("token_map", ids)
         self.register_buffer("to_draft", to_draft)
 
+    def _forget_accuracies(self) -> None:
+        device = self.token_map.device
+        self.register_buffer("accuracies", torch.zeros(self._sizes.num_heads, NUM_RANKS, device=device))
+        self.register_buffer("num_measured", torch.zeros((), dtype=torch.int64, device=device))
+
     def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
-        hidden, (following, counts) = batch.features["final"].float(), self._following(batch)
+        hidden, counts = batch.features["final"].float(), batch.counts[:, 1:]
+        chosen, learned, following = self._following(batch)
         total, metrics = hidden.new_zeros(()), {}
+        self.num_measured += self.training
         for i in range(min(self._sizes.num_heads, counts.shape[1] - 1)):
-            logits = self.heads.logits(i, self.heads.hidden(i, hidden[:, : -2 - i]))
-            loss, metrics[f"accuracy_{i}"] = token_loss(logits, following[:, 1 + i :], counts[:, 1 + i :])
+            logits, later = self.heads.logits(i, self.heads.hidden(i, hidden[:, : -2 - i])), slice(1 + i, None)
+            is_learned = counts[:, later] & (learned[:, later] >= 0)
+            loss, metrics[f"accuracy_{i}"] = token_loss(logits, following[:, later], is_learned)
             metrics[f"loss_{i}"] = loss
             total = total + self._options.decay**i * loss
+            if self.training:
+                self._measure(i, logits, chosen[:, later], counts[:, later])
         return total, metrics
 
     @torch.no_grad()
-    def _following(self, batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the heads learn about the token after each position but the last: its index in their vocabulary, int64
-        [batch, length - 1], or the target's probabilities, float32 [batch, length - 1, draft_vocab]. Also returns where
-        it counts, bool [batch, length - 1]."""
+    def _following(self, batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return three things about the token after each position but the last: the target's likeliest one and the one
+        that the heads learn, as indices in their vocabulary, int64 [batch, length - 1], -1 where it is not in there;
+        and what they learn about it: an index, or probabilities, float32 [batch, length - 1, draft_vocab]."""
+        logits = self._target.output_head(batch.features["final"])[:, :-1]
+        chosen = self.to_draft[logits.argmax(-1)]
         if self._options.distill:
-            logits = self._target.output_head(batch.features["final"][:, :-1])
-            tokens = logits.argmax(-1)
-            following = logits[..., self.token_map].softmax(-1, dtype=torch.float32)
-        else:
-            tokens = batch.token_ids[:, 1:]
-            following = self.to_draft[tokens].clamp(min=0)
-        return following, batch.counts[:, 1:] & (self.to_draft[tokens] >= 0)
+            return chosen, chosen, logits[..., self.token_map].softmax(-1, dtype=torch.float32)
+        learned = self.to_draft[batch.token_ids[:, 1:]]
+        return chosen, learned, learned.clamp(min=0)
+
+    @torch.no_grad()
+    def _measure(self, i: int, logits: torch.Tensor, chosen: torch.Tensor, counts: torch.Tensor) -> None:
+        """Update head i's accuracies. chosen: the target's tokens; counts: where they count, both [batch, n]."""
+        guesses = logits.topk(min(NUM_RANKS, logits.shape[-1]), dim=-1).indices
+        is_right = (guesses == chosen.unsqueeze(-1)) & counts.unsqueeze(-1)
+        shares = is_right.sum((0, 1)) / counts.sum().clamp(min=1)
+        weight = 1 / self.num_measured.clamp(max=NUM_AVERAGED)
+        self.accuracies[i, : len(shares)] += weight * (shares - self.accuracies[i, : len(shares)])
 
     def load(self, model: str) -> Mapping[str, Any]:
         info = self._target.info
@@ -93,6 +119,7 @@ class MedusaTrainee(nn.Module):
         self.heads, ids = load(found, evolve(info, dtype=torch.float32))
         self.heads.requires_grad_(True)
         self._set_vocabulary(torch.arange(info.vocab_size) if ids is None else ids)
+        self._forget_accuracies()
         size = len(self.token_map)
         return {"num_heads": sizes.num_heads, "num_layers": sizes.num_layers, "truncated_vocab_size": size}
 
@@ -115,6 +142,9 @@ class MedusaTrainee(nn.Module):
                 tensors |= {f"blocks.{i}.layers.{j}.{kind}": tensor for kind, tensor in layer.named_parameters()}
         if self._sizes.logit_scale != 1:
             config["logit_scale"] = self._sizes.logit_scale
+        if self.num_measured:
+            falling = self.accuracies.sort(descending=True).values.tolist()  # as averages of batches may not
+            config["medusa_head_accuracies"] = [[floor(1e4 * share) / 1e4 for share in each] for each in falling]
         if size < info.vocab_size:
             tensors[TOKEN_MAP] = self.token_map
         save_head(folder, self._target, config, tensors)

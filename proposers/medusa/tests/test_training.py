@@ -89,6 +89,43 @@ def test_the_loss_is_the_formulas(case, target, tmp_path):
     assert metrics.keys() == {f"{kind}_{i}" for kind in ("loss", "accuracy") for i in range(case["num_heads"])}
 
 
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_heads_accuracies_are_measured(case, target, tmp_path):
+    trainee, batch = made(target, **case), random_batch(target)
+    trainee.eval()(batch)
+    trainee.save(tmp_path)
+    assert "medusa_head_accuracies" not in json.loads((tmp_path / "config.json").read_text())
+    trainee.train()(batch)
+    trainee.save(tmp_path)
+    config, weights = json.loads((tmp_path / "config.json").read_text()), load_file(tmp_path / "model.safetensors")
+    shares = shares_right(config, weights, batch, target)
+    torch.testing.assert_close(trainee.accuracies, shares, atol=1e-6, rtol=0)
+    assert (shares > 0).sum() >= 3
+    stored = torch.tensor(config["medusa_head_accuracies"])
+    torch.testing.assert_close(stored, shares.sort(descending=True).values, atol=1e-4, rtol=0)
+
+    other = random_batch(target, seed=2)
+    trainee(other)
+    mean = (shares + shares_right(config, weights, other, target)) / 2
+    torch.testing.assert_close(trainee.accuracies, mean, atol=1e-6, rtol=0)
+
+
+def shares_right(config: dict[str, Any], weights: Any, batch: TrainingBatch, target: TrainingTarget) -> torch.Tensor:
+    """Count how often the target's likeliest token is each head's likeliest guess, its second likeliest, ..., one
+    position after another, with the reference implementation."""
+    output, right = target.model.get_output_embeddings().weight.detach(), torch.zeros(config["num_heads"], 8)
+    num_guessed = [0] * config["num_heads"]
+    for text, features in enumerate(batch.features["final"]):
+        for t in range(len(features) - 2):
+            best = vllm_logits(weights, config, features[t]).topk(8)
+            for i in range(min(config["num_heads"], len(features) - 2 - t)):
+                if batch.counts[text, t + 2 + i]:
+                    num_guessed[i] += 1
+                    is_guess = best.indices[i] == (output @ features[t + 1 + i]).argmax()
+                    right[i] += is_guess & best.values[i].isfinite()
+    return right / torch.tensor(num_guessed).unsqueeze(1)
+
+
 def the_wanted_token_is_the_one_before(patch: pytest.MonkeyPatch) -> None:
     loss = training.token_loss
     patch.setattr(training, "token_loss", lambda logits, wanted, counts: loss(logits, wanted.roll(1, 1), counts))

@@ -83,7 +83,7 @@ class SpeculatorTrainee(nn.Module):
         the target's probabilities, float32 [batch, length - 1, vocab]."""
         if not self._options.distill:
             return batch.token_ids[:, 1:]
-        return self._target.output_head(batch.features["final"][:, :-1]).softmax(-1, dtype=torch.float32)
+        return self._target.output_head(batch.features["final"])[:, :-1].softmax(-1, dtype=torch.float32)
 
     def load(self, model: str) -> Mapping[str, Any]:
         found = find(MLPSpeculatorConfig(model=model), self._target.info, num_speculative_tokens=1)

@@ -101,7 +101,11 @@ from specdec_core.drafting.losses import (
 )
 from specdec_core.drafting.merging import merge_drafts as merge_drafts
 from specdec_core.drafting.unrolling import SlotAttention as SlotAttention, step_weight as step_weight, unroll as unroll
-from specdec_core.drafting.vocabulary import checked_token_map as checked_token_map, most_frequent as most_frequent
+from specdec_core.drafting.vocabulary import (
+    DraftVocabulary as DraftVocabulary,
+    checked_token_map as checked_token_map,
+    most_frequent as most_frequent,
+)
 from specdec_core.engine.draft_kind import explain_draft_kind as explain_draft_kind
 from specdec_core.engine.engine import Engine as Engine
 from specdec_core.engine.metrics import (

@@ -15,6 +15,7 @@ from transformers import LlamaConfig
 from specdec_core import (
     CompatibilityError,
     ConfigError,
+    DraftVocabulary,
     SlotAttention,
     TrainingBatch,
     TrainingTarget,
@@ -86,9 +87,6 @@ class Eagle3Trainee(nn.Module):
     the inputs of the head's LM head towards the inputs of the target's LM head; this needs far fewer training texts.
     """
 
-    target_ids: torch.Tensor  # int64 [draft_vocab], ascending
-    is_drafted: torch.Tensor  # bool [vocab]
-
     def __init__(self, options: Eagle3Options, target: TrainingTarget, token_counts: torch.Tensor) -> None:
         super().__init__()
         size = options.vocab_size(target.info)
@@ -98,7 +96,7 @@ class Eagle3Trainee(nn.Module):
         )
         self.head = Head(self._config)
         ids = most_frequent(token_counts, size)
-        self._set_vocabulary(ids)
+        self.vocabulary = DraftVocabulary(ids, target.info.vocab_size)
         output = target.model.get_output_embeddings()
         assert self.head.lm_head is not None
         with torch.no_grad():  # initialize with the target's LM head
@@ -110,8 +108,8 @@ class Eagle3Trainee(nn.Module):
         with torch.no_grad():
             logits = self._target.output_head(batch.features["final"]).float()
             counts = batch.counts.clone()
-            counts[:, 1:] &= self.is_drafted[logits.argmax(-1)][:, :-1]
-            wanted = logits[..., self.target_ids].softmax(-1)
+            counts[:, 1:] &= self.vocabulary(logits.argmax(-1))[:, :-1] >= 0
+            wanted = logits[..., self.vocabulary.target_ids].softmax(-1)
             likeliest = wanted.argmax(-1)
         options, total, metrics = self._options, fused.new_zeros(()), {}
         steps = unrolled(self.head, self._target, batch.token_ids, fused, options.ttt_steps)
@@ -129,12 +127,6 @@ class Eagle3Trainee(nn.Module):
             metrics[f"accuracy_{step}"] = accuracy(drafted, likeliest[:, 1 + step :], weight)
         return total, metrics
 
-    def _set_vocabulary(self, ids: torch.Tensor) -> None:
-        is_drafted = torch.zeros(self._target.info.vocab_size, dtype=torch.bool, device=ids.device)
-        is_drafted[ids] = True
-        self.register_buffer("target_ids", ids)
-        self.register_buffer("is_drafted", is_drafted)
-
     def load(self, model: str) -> Mapping[str, Any]:
         self._config, self.head, ids = _read(model, self._target, is_eagle3=True)
         if self._config.aux_layer_ids != self._taps:
@@ -143,19 +135,21 @@ class Eagle3Trainee(nn.Module):
                 f"the draft head {model!r} reads the inputs of the target's layers {read}, and this run's aux_layers "
                 f"are {wanted}: give aux_layers={read}, or start from another head"
             )
-        self._set_vocabulary(torch.arange(self._target.info.vocab_size) if ids is None else ids)
+        vocab_size = self._target.info.vocab_size
+        self.vocabulary = DraftVocabulary(torch.arange(vocab_size) if ids is None else ids, vocab_size)
         return {**_sizes(self._config), "draft_vocab_size": self._config.draft_vocab_size}
 
     def save(self, folder: Path) -> None:
         tensors = dict(self.head.state_dict())
         if self._config.num_layers == 1:
             tensors = {name.replace("layers.0.", "midlayer.", 1): tensor for name, tensor in tensors.items()}
-        own_ids = torch.arange(len(self.target_ids), device=self.target_ids.device)
-        if len(own_ids) < len(self.is_drafted) or not torch.equal(self.target_ids, own_ids):
-            tensors |= {"d2t": self.target_ids - own_ids, "t2d": self.is_drafted}
+        ids = self.vocabulary.target_ids
+        own_ids = torch.arange(len(ids), device=ids.device)
+        if len(ids) < self._target.info.vocab_size or not torch.equal(ids, own_ids):
+            tensors |= {"d2t": ids - own_ids, "t2d": self.vocabulary.is_drafted}
         keys = {
             "architectures": ["LlamaForCausalLMEagle3"],
-            "draft_vocab_size": len(self.target_ids),
+            "draft_vocab_size": len(ids),
             "target_hidden_size": self._target.info.hidden_size,
             "eagle_aux_hidden_state_layer_ids": list(self._taps),  # layers whose inputs the head reads
             "eagle_config": {"use_aux_hidden_state": True},

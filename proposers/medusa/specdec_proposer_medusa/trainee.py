@@ -11,7 +11,15 @@ import torch
 from attrs import evolve
 from torch import nn
 
-from specdec_core import CompatibilityError, TrainingBatch, TrainingTarget, most_frequent, save_head, token_loss
+from specdec_core import (
+    CompatibilityError,
+    DraftVocabulary,
+    TrainingBatch,
+    TrainingTarget,
+    most_frequent,
+    save_head,
+    token_loss,
+)
 from specdec_proposer_medusa.config import MedusaConfig
 from specdec_proposer_medusa.loading import TOKEN_MAP, find, load
 from specdec_proposer_medusa.module import HeadSizes, MedusaHeads
@@ -31,8 +39,6 @@ class MedusaTrainee(nn.Module):
     trees are built.
     """
 
-    token_map: torch.Tensor  # int64 [draft_vocab], ascending
-    to_draft: torch.Tensor  # int64 [vocab], indices into token_map; -1: not in the heads' vocabulary
     accuracies: torch.Tensor  # float32 [num_heads, NUM_RANKS]: how often each head's n-th likeliest guess is right
     num_measured: torch.Tensor  # int64 []: batches
 
@@ -50,7 +56,7 @@ class MedusaTrainee(nn.Module):
         )
         self.heads = MedusaHeads(self._sizes)
         ids = most_frequent(token_counts, size)
-        self._set_vocabulary(ids)
+        self.vocabulary = DraftVocabulary(ids, info.vocab_size)
         self._forget_accuracies()
         output = target.model.get_output_embeddings()
         with torch.no_grad():  # at first, every head predicts what the target's LM head does
@@ -60,14 +66,8 @@ class MedusaTrainee(nn.Module):
                 layer.weight.zero_()
                 layer.bias.zero_()
 
-    def _set_vocabulary(self, ids: torch.Tensor) -> None:
-        to_draft = torch.full((self._target.info.vocab_size,), -1, device=ids.device)
-        to_draft[ids] = torch.arange(len(ids), device=ids.device)
-        self.register_buffer("token_map", ids)
-        self.register_buffer("to_draft", to_draft)
-
     def _forget_accuracies(self) -> None:
-        device = self.token_map.device
+        device = self.vocabulary.target_ids.device
         self.register_buffer("accuracies", torch.zeros(self._sizes.num_heads, NUM_RANKS, device=device))
         self.register_buffer("num_measured", torch.zeros((), dtype=torch.int64, device=device))
 
@@ -92,10 +92,10 @@ class MedusaTrainee(nn.Module):
         that the heads learn, as indices in their vocabulary, int64 [batch, length - 1], -1 where it is not in there;
         and what they learn about it: an index, or probabilities, float32 [batch, length - 1, draft_vocab]."""
         logits = self._target.output_head(batch.features["final"])[:, :-1]
-        chosen = self.to_draft[logits.argmax(-1)]
+        chosen = self.vocabulary(logits.argmax(-1))
         if self._options.distill:
-            return chosen, chosen, logits[..., self.token_map].softmax(-1, dtype=torch.float32)
-        learned = self.to_draft[batch.token_ids[:, 1:]]
+            return chosen, chosen, logits[..., self.vocabulary.target_ids].softmax(-1, dtype=torch.float32)
+        learned = self.vocabulary(batch.token_ids[:, 1:])
         return chosen, learned, learned.clamp(min=0)
 
     @torch.no_grad()
@@ -118,14 +118,14 @@ class MedusaTrainee(nn.Module):
             )
         self.heads, ids = load(found, evolve(info, dtype=torch.float32))
         self.heads.requires_grad_(True)
-        self._set_vocabulary(torch.arange(info.vocab_size) if ids is None else ids)
+        self.vocabulary = DraftVocabulary(torch.arange(info.vocab_size) if ids is None else ids, info.vocab_size)
         self._forget_accuracies()
-        size = len(self.token_map)
+        size = len(self.vocabulary.target_ids)
         return {"num_heads": sizes.num_heads, "num_layers": sizes.num_layers, "truncated_vocab_size": size}
 
     def save(self, folder: Path) -> None:
         """Write the heads in vLLM's layout, which has a place for a truncated vocabulary."""
-        info, size = self._target.info, len(self.token_map)
+        info, ids = self._target.info, self.vocabulary.target_ids
         config = {
             "architectures": ["MedusaModel"],
             "model_type": "medusa",
@@ -134,7 +134,7 @@ class MedusaTrainee(nn.Module):
             "num_heads": self._sizes.num_heads,
             "num_hidden_layers": self._sizes.num_layers,
             "medusa_fc_bias": self._sizes.has_bias,
-            "truncated_vocab_size": size if size < info.vocab_size else None,
+            "truncated_vocab_size": len(ids) if len(ids) < info.vocab_size else None,
         }
         tensors = {f"lm_heads.{i}.weight": layer.weight for i, layer in enumerate(self.heads.lm_heads)}
         for i, head in enumerate(self.heads.heads):
@@ -145,6 +145,6 @@ class MedusaTrainee(nn.Module):
         if self.num_measured:
             falling = self.accuracies.sort(descending=True).values.tolist()  # as averages of batches may not
             config["medusa_head_accuracies"] = [[floor(1e4 * share) / 1e4 for share in each] for each in falling]
-        if size < info.vocab_size:
-            tensors[TOKEN_MAP] = self.token_map
+        if len(ids) < info.vocab_size:
+            tensors[TOKEN_MAP] = ids
         save_head(folder, self._target, config, tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -13,6 +14,9 @@ from level_stops import StopsAt
 from test_drafting import batch_of
 from test_trees import CPU, SHAPES, VOCAB, Path, grown, levels, logits_after, tokens_of
 
+from specdec_core.budget.budget import Budget
+from specdec_core.budget.choice import Expected
+from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.drafting import DynamicTree, Level, StaticTree, TreeGrower, grower_of
@@ -121,6 +125,32 @@ def test_a_chain_is_a_static_tree(case: Case, length: int, method: str, table: s
     torch.testing.assert_close(chain.q[rows[is_sampled]], tree.q[expected[is_sampled]])
     if tree.q_ids is not None:
         assert torch.equal(chain.q_ids[rows[is_sampled]], tree.q_ids[expected[is_sampled]])
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "chain", "tree"])
+def test_drafts_that_cost_nothing_grow_to_their_limit(kind: str) -> None:
+    """A dynamic tree grows more tokens in each level than it keeps: they do not count against its limit."""
+    budget = Budget(CostCurve({1: 1.0, 2: 1.0}, 64), 2, 7, in_place=False)
+    requests: Any = [SimpleNamespace(id=name, token_ids=np.zeros(5, dtype=np.int64)) for name in "ab"]
+    for request in requests:
+        budget.start(request, is_sampled=False)
+    budget._asks_levels = True
+    assert budget.share(requests, [7, 7], Expected(2, 2)) == [7, 7]
+    batch = attrs.evolve(batch_of([7, 7], [0.0, 0.0]), levels=budget.levels([7, 7], CPU))
+    grower = {
+        "dynamic": lambda: DynamicTree(batch, 3, 9),
+        "chain": lambda: grower_of(batch, TokenTree.chain(7)),
+        "tree": lambda: grower_of(
+            batch, TokenTree.parse("[(0,), (1,), (2,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 0, 0)]")
+        ),
+    }[kind]()
+
+    def certain(request: int, path: Path) -> torch.Tensor:
+        return 50.0 * torch.nn.functional.one_hot(torch.tensor(len(path)), VOCAB)
+
+    draft = grown(grower, 2, certain)
+    assert draft.max_depth == (4 if kind == "tree" else 7)
+    assert draft.num_nodes_per_request == [7, 7]
 
 
 @pytest.mark.parametrize("kind", ["dynamic", *SHAPES])

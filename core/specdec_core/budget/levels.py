@@ -41,7 +41,9 @@ class Levels:
         self._rows, self._survival, self._seconds, self._level_s = rows, survival, seconds, level_s
         self._worth = worth
         self._so_far = so_far
-        self._room = np.array(limits)
+        self._limits = self._room = np.array(limits)
+        self._num_asked = np.ones(len(limits), dtype=np.int64)  # draft tokens of the level that grows
+        self._num_verified = np.zeros(len(limits), dtype=np.int64)  # at most: a tree may grow more than it keeps
         self._reach = np.ones(len(limits))  # of the tokens that went on: the probability to be accepted
         self._num_grown, self._started = 0, perf_counter()
         self.first_s: float | None = None  # measured until the first level was grown
@@ -56,11 +58,14 @@ class Levels:
         reach = self._reach[rows] * self._survival.of_nodes(self._rows[requests], probs, is_first)
         size = len(self._room)
         expected = np.minimum(np.bincount(requests, reach, minlength=size), 1) * self._worth
-        self._room = self._room - np.bincount(requests, minlength=size)
+        num_verified = np.minimum(self._num_verified + np.bincount(requests, minlength=size), self._limits)
         so_far, level_s = self._so_far, self._level_s if self._num_grown > 1 else 0.0
         self._so_far = Expected(
-            so_far.num_tokens + float(expected.sum()), so_far.num_rows + len(requests), so_far.draft_s + level_s
+            so_far.num_tokens + float(expected.sum()),
+            so_far.num_rows + int((num_verified - self._num_verified).sum()),
+            so_far.draft_s + level_s,
         )
+        self._room, self._num_verified, self._num_asked = self._room - self._num_asked, num_verified, num_nodes
         goes: np.ndarray = np.minimum(num_nodes, self._room) > 0
         if goes.any():
             goes &= self._pays(expected, np.maximum(num_nodes, 1), goes)

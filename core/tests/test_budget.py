@@ -282,6 +282,15 @@ def test_a_choice_holds_while_only_another_proposer_drafts(monkeypatch: pytest.M
     assert len(chosen) == 3
 
 
+def test_a_choice_does_not_hold_where_more_may_be_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a step in which a prompt took the room, and a single draft token did not pay."""
+    budget, requests = budget_at(0.01, "a"), [request_of("a")]
+    monkeypatch.setattr(budget, "_choose", lambda rows, limits: [limits[0] if limits[0] > 1 else 0])
+    monkeypatch.setattr(type(budget._retries), "is_due", False)
+    found = [budget.share(requests, [limit], Expected(1, 1)) for limit in (1, 1, 5, 3, 5, 6)]
+    assert found == [[0], [0], [5], [3], [5], [6]]
+
+
 def test_a_retry_pays_for_being_observed() -> None:
     costs = []
     for observed_s in (0.0, 5.0):

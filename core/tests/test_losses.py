@@ -11,7 +11,7 @@ from specdec_core.drafting import losses
 VOCAB_SIZE = 9
 
 
-@pytest.fixture(params=[1, 2, 5], ids=lambda rows: f"{rows} rows at once")
+@pytest.fixture(params=[1, 2, 5, 9], ids=lambda rows: f"{rows} rows at once")
 def rows_at_once(request, monkeypatch):
     monkeypatch.setitem(losses.NUM_LOGITS, "cpu", request.param * VOCAB_SIZE + 1)
 
@@ -42,6 +42,14 @@ def test_token_loss_is_torchs(dtype):
     expected = torch.nn.functional.cross_entropy(logits.float()[counts], wanted[counts])
     check(loss, expected, logits)
     assert float(share) == pytest.approx(float((logits.argmax(-1) == wanted)[counts].float().mean()))
+
+
+def test_losses_are_in_float32_under_autocast():
+    logits = 3 * torch.randn(2, 5, 64, generator=torch.Generator().manual_seed(0))
+    wanted = logits.roll(1, 0).softmax(-1)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = soft_cross_entropy(logits, wanted)
+    torch.testing.assert_close(found, soft_cross_entropy(logits, wanted), atol=1e-6, rtol=0)
 
 
 def test_a_wrong_part_is_noticed(monkeypatch):

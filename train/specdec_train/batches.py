@@ -42,14 +42,14 @@ class Order:
 
     def _batches(self, epoch: int) -> list[list[int]]:
         random = np.random.default_rng([self.seed, epoch])
-        shuffled = random.permutation(len(self.lengths)).tolist()
+        # Those of an incomplete batch are left out before sorting: else they would be the longest.
+        shuffled = random.permutation(len(self.lengths))[: self.batches_per_epoch * self.batch].tolist()
         window = WINDOW * self.batch
         batches = []
         for start in range(0, len(shuffled), window):
             alike = sorted(shuffled[start : start + window], key=lambda row: self.lengths[row])
             batches += [alike[i : i + self.batch] for i in range(0, len(alike), self.batch)]
-        whole = [batch for batch in batches if len(batch) == self.batch] or batches
-        return [whole[i] for i in random.permutation(len(whole))]
+        return [batches[i] for i in random.permutation(len(batches))]
 
 
 def collate(texts: Sequence[Text], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -196,7 +196,7 @@ class Run:
             torch.manual_seed(settings.seed)
             size = settings.texts_at_once
             parts = [self._held_out[i : i + size] for i in range(0, len(self._held_out), size)]
-            loss = sum(self._held_out_loss(part) for part in parts) / len(parts)
+            loss = sum(self._held_out_loss(part) * len(part) for part in parts) / len(self._held_out)
         values: dict[str, Any] = {"held_out_loss": round(loss, 5)}
         prompts = self._prompts()
         if prompts:

@@ -121,11 +121,13 @@ class Settings:
     def __attrs_post_init__(self) -> None:
         if self.window is not None and self.features is None:
             raise ConfigError(f"window={self.window} takes stored hidden states: give --features FOLDER, too")
+        if self.features is not None and self.features.resolve() == self.out.resolve():
+            raise ConfigError(f"--features and --out are the same folder, {str(self.out)!r}: name another for one")
 
     @property
     def texts_at_once(self) -> int:
         """Number of whole texts with about as many tokens as a step has."""
-        return self.batch if self.window is None else max(1, self.batch * self.window // self.length)
+        return self.batch if self.window is None else max(1, self.batch * min(self.window, self.length) // self.length)
 
     def identity(self) -> dict[str, Any]:
         """Return those settings that a resumed run must not change, {name: value in JSON types}."""

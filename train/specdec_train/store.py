@@ -75,21 +75,25 @@ def open_store(
         "taps": list(taps),
         "texts": fingerprint(texts),
     }
-    description = folder / INDEX
-    if description.exists():
-        _check(description, wanted)
-    elif folder.exists() and (not folder.is_dir() or any(file.name != LOCK for file in folder.iterdir())):
+    if folder.exists() and not (folder.is_dir() and _is_of_a_store(folder)):
         raise ConfigError(f"--features {str(folder)!r} is not a folder of stored hidden states: name another folder")
     make_folder("--features", folder)
-    lengths = [len(text.token_ids) for text in texts]
+    description, lengths = folder / INDEX, [len(text.token_ids) for text in texts]
     shards, starts = _layout(lengths)
     with FileLock(folder / LOCK):  # other runs with the same folder wait until it is complete
-        write_text(description, json.dumps(wanted))
+        if description.exists():
+            _check(description, wanted)
+        else:
+            write_text(description, json.dumps(wanted))
         for i, (first, last) in enumerate(tqdm(shards, desc="features", unit="shard")):
             check()
             if not (folder / shard_name(i)).exists():
                 _write_shard(folder / shard_name(i), texts[first:last], target, taps, batch)
     return FeatureStore(folder, tuple(taps), shards, starts)
+
+
+def _is_of_a_store(folder: Path) -> bool:
+    return (folder / INDEX).exists() or all(file.name == LOCK for file in folder.iterdir())
 
 
 def shard_name(i: int) -> str:

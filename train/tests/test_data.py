@@ -131,6 +131,13 @@ def test_an_epoch_has_no_text_twice_and_few_are_left_out(lengths, batch, seed):
         assert [order.rows(step) for step in steps] == [Order(tuple(lengths), batch, seed).rows(s) for s in steps]
 
 
+@pytest.mark.parametrize("number", [15, 100])
+def test_texts_that_an_epoch_leaves_out_are_in_others(number):
+    """Not always the longest ones, which sorting puts into the incomplete batch."""
+    order = Order(tuple(range(4, 4 + number)), 8, 0)
+    assert len({row for step in range(50 * order.batches_per_epoch) for row in order.rows(step)}) == number
+
+
 def test_epochs_have_different_orders():
     order = Order((10,) * 64, 4, 0)
     assert [order.rows(step) for step in range(16)] != [order.rows(step) for step in range(16, 32)]

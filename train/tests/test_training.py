@@ -328,6 +328,10 @@ class TestWhatIsWrongIsExplained:
         with pytest.raises(ConfigError, match=r"^window=8 takes stored hidden states: give --features FOLDER, too$"):
             run(specs["eagle"], folder, tmp_path / "out", window=8)
 
+    def test_one_folder_for_both(self, specs, folder, tmp_path):
+        with pytest.raises(ConfigError, match=r"^--features and --out are the same folder, .*: name another for one$"):
+            run(specs["eagle"], folder, tmp_path / "out", features=tmp_path / "out")
+
     def test_a_run_that_is_not_there(self, specs, folder, tmp_path):
         with pytest.raises(ConfigError, match="does not exist: name the folder of the run, or leave --resume out"):
             run(specs["eagle"], folder, tmp_path / "out", steps=1, resume=True)

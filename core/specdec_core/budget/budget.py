@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import ceil
+from operator import le
 from time import perf_counter
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -36,6 +38,20 @@ NUM_HELD = 8
 drafted meanwhile: choosing and learning each take as long as a small draft."""
 NUM_IDLE = 32
 """Steps for which the choice holds that no request drafts: only costs may change meanwhile."""
+
+
+class Held(NamedTuple):
+    """A choice of draft tokens, and for what it was made. age: in steps."""
+
+    requests: Sequence[RequestView]
+    limits: list[int]
+    numbers: list[int]
+    age: int = 1
+
+    def is_for(self, requests: Sequence[RequestView], limits: list[int]) -> bool:
+        """Whether it still holds: where a limit has grown, more draft tokens may pay."""
+        is_within = limits == self.limits or all(map(le, limits, self.limits))
+        return self.age < NUM_HELD and self.requests == requests and is_within
 
 
 class Budget:
@@ -72,7 +88,7 @@ class Budget:
         self._num_steps = 0
         self._idle: Sequence[RequestView] | None = None  # the requests of the last step, if none of them drafted
         self._num_idle = 0  # steps since this was decided
-        self._held: tuple[Sequence[RequestView], list[int], int] | None = None  # the last choice, and its age in steps
+        self._held: Held | None = None  # the last choice
         self._past: list[Past] = []  # drafts from which is to be learned
         # Of this step: the requests that draft, and what they may ask.
         self._requests: Sequence[RequestView] = ()
@@ -213,15 +229,15 @@ class Budget:
     def _numbers(self, requests: Sequence[RequestView], limits: list[int]) -> list[int]:
         """The most draft tokens of each request, by expected gain; 0: none."""
         held = self._held if self._so_far.covered is None else None
-        if held is not None and held[0] == requests and held[2] < NUM_HELD:
-            numbers = held[1]
-            self._held = requests, numbers, held[2] + 1
+        if held is not None and held.is_for(requests, limits):
+            numbers = held.numbers
+            self._held = held._replace(age=held.age + 1)
         else:
             self._learn()
             rows = self._rows_of(requests)
             self.survival.update(rows)
             numbers = self._choose(rows, limits)
-            self._held = requests, numbers, 1
+            self._held = Held(requests, list(limits), numbers)
             self._mark_off([request.id for request in requests], numbers)
         if self._asks_levels or self._judges_nodes:
             return [limit if number else 0 for number, limit in zip(numbers, limits, strict=True)]

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 NUM_LOGITS = {"cpu": 2**19}
-"""Logits of a part, by the type of device; elsewhere there is one part for each text of a batch."""
+"""Logits of a part, by the type of device."""
+NUM_LOGITS_ELSEWHERE = 2**24
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -28,7 +29,7 @@ class _CrossEntropy(torch.autograd.Function):
             if wanted.dtype == torch.int64:
                 losses[part] = -log_probs.gather(-1, wanted[part].unsqueeze(-1)).squeeze(-1)
             else:
-                losses[part] = -torch.linalg.vecdot(log_probs, wanted[part])
+                losses[part] = -(log_probs * wanted[part]).sum(-1)  # vecdot would be in bfloat16 under autocast
         return losses
 
     @staticmethod
@@ -46,13 +47,14 @@ class _CrossEntropy(torch.autograd.Function):
         return found, None
 
 
-def _parts(logits: torch.Tensor) -> Iterator[tuple[int, slice]]:
-    """Yield the parts of logits [batch, n, vocab], as indices (text, positions)."""
+def _parts(logits: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    """Yield the parts of logits [batch, n, vocab], as indices (texts, positions)."""
     batch, length, vocab_size = logits.shape
-    size = max(1, NUM_LOGITS.get(logits.device.type, length * vocab_size) // vocab_size)
-    for text in range(batch):
+    size = max(1, NUM_LOGITS.get(logits.device.type, NUM_LOGITS_ELSEWHERE) // vocab_size)
+    num_texts = max(1, size // max(1, length))
+    for text in range(0, batch, num_texts):
         for start in range(0, length, size):
-            yield text, slice(start, start + size)
+            yield slice(text, text + num_texts), slice(start, start + size)
 
 
 def soft_cross_entropy(logits: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:

@@ -70,7 +70,7 @@ class Eagle3Options(HeadOptions):
         None,
         "Layers of the target whose inputs the head reads, as in 2,16,29; the number of layers for the last one's "
         "output. Default: a low, the middle and a high layer.",
-        converter=lambda given: _numbers(given) if isinstance(given, str) else given,
+        converter=lambda given: None if given is None else _numbers(given),
     )
 
     def layers(self, target: TargetInfo) -> tuple[int, ...]:
@@ -96,10 +96,10 @@ class Eagle3Options(HeadOptions):
         return checked_vocab_size("draft_vocab_size", self.draft_vocab_size, target.vocab_size)
 
 
-def _numbers(given: str) -> tuple[int, ...]:
+def _numbers(given: Any) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in given.split(","))
-    except ValueError as error:
+        return tuple(int(part) for part in (given.split(",") if isinstance(given, str) else given))
+    except (TypeError, ValueError) as error:
         raise ConfigError(f"aux_layers={shown(given)} is not a list of layers: write them as in 2,16,29") from error
 
 

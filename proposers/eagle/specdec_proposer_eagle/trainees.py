@@ -135,6 +135,11 @@ class Eagle3Trainee(nn.Module):
                 f"the draft head {model!r} reads the inputs of the target's layers {read}, and this run's aux_layers "
                 f"are {wanted}: give aux_layers={read}, or start from another head"
             )
+        if self._config.is_aligned and not self._options.feature_weight:
+            raise ConfigError(
+                f"the draft head {model!r} was trained with a feature_weight, so that it can draft tokens of the "
+                f"context, too, and this run has none: give feature_weight, such as 10"
+            )
         vocab_size = self._target.info.vocab_size
         self.vocabulary = DraftVocabulary(torch.arange(vocab_size) if ids is None else ids, vocab_size)
         return {**_sizes(self._config), "draft_vocab_size": self._config.draft_vocab_size}

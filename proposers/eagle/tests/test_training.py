@@ -199,3 +199,18 @@ def test_a_new_head_has_the_rope_of_full_attention() -> None:
     ropes["full_attention"] = {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}
     assert _rope(SimpleNamespace(rope_parameters=ropes)) == ropes["full_attention"]
     assert _rope(SimpleNamespace(rope_parameters=ropes["sliding_attention"])) == ropes["sliding_attention"]
+
+
+def test_an_aligned_head_stays_aligned(target, tmp_path):
+    """Without a feature weight, it would lose the tokens of the context that it drafts."""
+    EAGLE3.make(Eagle3Options(feature_weight=3.0), target, torch.arange(48)).save(tmp_path)
+    trainee = EAGLE3.make(Eagle3Options(), target, torch.arange(48))
+    with pytest.raises(ConfigError, match=r"was trained with a feature_weight, .*: give feature_weight, such as 10$"):
+        trainee.load(str(tmp_path))
+
+
+def test_layers_are_given_as_text_or_as_numbers():
+    assert Eagle3Options(aux_layers="0,1").aux_layers == Eagle3Options(aux_layers=[0, 1]).aux_layers == (0, 1)
+    for wrong in ("0,a", [None], 3):
+        with pytest.raises(ConfigError, match="is not a list of layers: write them as in 2,16,29"):
+            Eagle3Options(aux_layers=wrong)

@@ -45,7 +45,8 @@ def is_medusa(config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) 
 
     shapes: the shape of each of the checkpoint's tensors, by the tensor's name.
     """
-    is_it = any(name.removeprefix("medusa_heads.").startswith("blocks.0.layers.0.") for name in shapes) or any(
+    vllms = ("blocks.0.layers.0.", "lm_heads.0.")  # heads may lack blocks
+    is_it = any(name.removeprefix("medusa_heads.").startswith(vllms) for name in shapes) or any(
         name.endswith("0.0.linear.weight") for name in shapes
     )
     return "a set of Medusa heads" if is_it else ""

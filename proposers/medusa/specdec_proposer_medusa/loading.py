@@ -44,6 +44,7 @@ LAYOUTS = (
     (re.compile(r"(\d+)\.\d+\.weight"), r"lm_heads.\1.weight"),
 )
 """Published names of tensors, and what they are called in `MedusaHeads`."""
+ACCURACIES = "medusa_head_accuracies"  # key of config.json
 HEAD = re.compile(r"heads\.(\d+)\.(\d+)\.")
 
 
@@ -133,7 +134,7 @@ def _built_tree(options: MedusaConfig, checkpoint: Checkpoint, num_nodes: int) -
     accuracies = options.medusa_head_accuracies
     if accuracies is not None:
         _check_one_for_each(accuracies, num_heads, checkpoint.name)
-    elif (stored := checkpoint.config.get("medusa_head_accuracies")) is not None:
+    elif (stored := checkpoint.config.get(ACCURACIES)) is not None:
         try:
             accuracies = parse_accuracies(stored)
             _check_one_for_each(accuracies, num_heads, checkpoint.name)
@@ -159,7 +160,7 @@ def _checkpoint(options: MedusaConfig) -> Checkpoint:
 
 
 def _is_vllms(checkpoint: Checkpoint) -> bool:
-    return any(_without_prefix(name).startswith("blocks.") for name in checkpoint.shapes)
+    return any(_without_prefix(name).startswith(("blocks.", "lm_heads.")) for name in checkpoint.shapes)
 
 
 def _names(checkpoint: Checkpoint) -> dict[str, tuple[int, ...]]:
@@ -229,7 +230,9 @@ def _check_stated(
         check_target_sizes(
             target, {key: (config.get(key), getattr(target, key)) for key in ("hidden_size", "vocab_size")}
         )
-    of_tensors = {"num_heads": num_heads, "num_hidden_layers": num_layers, "medusa_fc_bias": has_bias}
+    of_tensors = {"num_heads": num_heads, "num_hidden_layers": num_layers}
+    if num_layers:
+        of_tensors["medusa_fc_bias"] = has_bias
     for key, expected in of_tensors.items():
         stated = checkpoint.config.get(key)
         if stated is not None and (type(stated) is not type(expected) or stated != expected):

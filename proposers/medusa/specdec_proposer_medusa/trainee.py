@@ -21,11 +21,11 @@ from specdec_core import (
     token_loss,
 )
 from specdec_proposer_medusa.config import MedusaConfig
-from specdec_proposer_medusa.loading import TOKEN_MAP, find, load
+from specdec_proposer_medusa.loading import ACCURACIES, TOKEN_MAP, find, load
 from specdec_proposer_medusa.module import HeadSizes, MedusaHeads
 from specdec_proposer_medusa.recipe import MedusaOptions
 
-NUM_RANKS, NUM_AVERAGED = 8, 100
+NUM_RANKS, MEMORY = 8, 0.99
 
 
 class MedusaTrainee(nn.Module):
@@ -35,12 +35,12 @@ class MedusaTrainee(nn.Module):
     is the weighted sum of the heads' cross entropies. With `distill`, these are with the target's distribution over the
     heads' vocabulary, wherever its likeliest token is in there.
 
-    It also measures how often each head is right, over about the last NUM_AVERAGED batches: from that, the checkpoint's
-    trees are built.
+    It also measures how often each head is right: from that, the checkpoint's trees are built. Each batch takes away
+    1 - MEMORY of what was counted before.
     """
 
-    accuracies: torch.Tensor  # float32 [num_heads, NUM_RANKS]: how often each head's n-th likeliest guess is right
-    num_measured: torch.Tensor  # int64 []: batches
+    num_right: torch.Tensor  # float32 [num_heads, NUM_RANKS]: how often each head's n-th likeliest guess was right
+    num_guessed: torch.Tensor  # float32 [num_heads]: all tokens
 
     def __init__(self, options: MedusaOptions, target: TrainingTarget, token_counts: torch.Tensor) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class MedusaTrainee(nn.Module):
         self.heads = MedusaHeads(self._sizes)
         ids = most_frequent(token_counts, size)
         self.vocabulary = DraftVocabulary(ids, info.vocab_size)
-        self._forget_accuracies()
+        self._count_from(torch.zeros(options.num_heads, NUM_RANKS), 0)
         output = target.model.get_output_embeddings()
         with torch.no_grad():  # at first, every head predicts what the target's LM head does
             for layer in self.heads.lm_heads:
@@ -66,16 +66,14 @@ class MedusaTrainee(nn.Module):
                 layer.weight.zero_()
                 layer.bias.zero_()
 
-    def _forget_accuracies(self) -> None:
-        device = self.vocabulary.target_ids.device
-        self.register_buffer("accuracies", torch.zeros(self._sizes.num_heads, NUM_RANKS, device=device))
-        self.register_buffer("num_measured", torch.zeros((), dtype=torch.int64, device=device))
+    def _count_from(self, num_right: torch.Tensor, num_guessed: int) -> None:
+        self.register_buffer("num_right", num_right)
+        self.register_buffer("num_guessed", torch.full((len(num_right),), float(num_guessed)))
 
     def forward(self, batch: TrainingBatch) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         hidden, counts = batch.features["final"].float(), batch.counts[:, 1:]
         chosen, learned, following = self._following(batch)
         total, metrics = hidden.new_zeros(()), {}
-        self.num_measured += self.training
         for i in range(min(self._sizes.num_heads, counts.shape[1] - 1)):
             logits, later = self.heads.logits(i, self.heads.hidden(i, hidden[:, : -2 - i])), slice(1 + i, None)
             is_learned = counts[:, later] & (learned[:, later] >= 0)
@@ -83,7 +81,7 @@ class MedusaTrainee(nn.Module):
             metrics[f"loss_{i}"] = loss
             total = total + self._options.decay**i * loss
             if self.training:
-                self._measure(i, logits, chosen[:, later], counts[:, later])
+                self._count(i, logits, chosen[:, later], counts[:, later])
         return total, metrics
 
     @torch.no_grad()
@@ -91,21 +89,22 @@ class MedusaTrainee(nn.Module):
         """Return three things about the token after each position but the last: the target's likeliest one and the one
         that the heads learn, as indices in their vocabulary, int64 [batch, length - 1], -1 where it is not in there;
         and what they learn about it: an index, or probabilities, float32 [batch, length - 1, draft_vocab]."""
+        learned = self.vocabulary(batch.token_ids[:, 1:])
+        if not (self._options.distill or self.training):
+            return learned, learned, learned.clamp(min=0)
         logits = self._target.output_head(batch.features["final"])[:, :-1]
         chosen = self.vocabulary(logits.argmax(-1))
-        if self._options.distill:
-            return chosen, chosen, logits[..., self.vocabulary.target_ids].softmax(-1, dtype=torch.float32)
-        learned = self.vocabulary(batch.token_ids[:, 1:])
-        return chosen, learned, learned.clamp(min=0)
+        if not self._options.distill:
+            return chosen, learned, learned.clamp(min=0)
+        return chosen, chosen, logits[..., self.vocabulary.target_ids].softmax(-1, dtype=torch.float32)
 
     @torch.no_grad()
-    def _measure(self, i: int, logits: torch.Tensor, chosen: torch.Tensor, counts: torch.Tensor) -> None:
-        """Update head i's accuracies. chosen: the target's tokens; counts: where they count, both [batch, n]."""
+    def _count(self, i: int, logits: torch.Tensor, chosen: torch.Tensor, counts: torch.Tensor) -> None:
+        """Count what head i is right about. chosen: the target's tokens; counts: where they count, both [batch, n]."""
         guesses = logits.topk(min(NUM_RANKS, logits.shape[-1]), dim=-1).indices
         is_right = (guesses == chosen.unsqueeze(-1)) & counts.unsqueeze(-1)
-        shares = is_right.sum((0, 1)) / counts.sum().clamp(min=1)
-        weight = 1 / self.num_measured.clamp(max=NUM_AVERAGED)
-        self.accuracies[i, : len(shares)] += weight * (shares - self.accuracies[i, : len(shares)])
+        for counted, new in ((self.num_right[i, : is_right.shape[-1]], is_right), (self.num_guessed[i], counts)):
+            counted.mul_(MEMORY).add_(new.sum((0, 1)))
 
     def load(self, model: str) -> Mapping[str, Any]:
         info = self._target.info
@@ -119,7 +118,10 @@ class MedusaTrainee(nn.Module):
         self.heads, ids = load(found, evolve(info, dtype=torch.float32))
         self.heads.requires_grad_(True)
         self.vocabulary = DraftVocabulary(torch.arange(info.vocab_size) if ids is None else ids, info.vocab_size)
-        self._forget_accuracies()
+        stored, known = found.checkpoint.config.get(ACCURACIES, []), torch.zeros(sizes.num_heads, NUM_RANKS)
+        for row, shares in zip(known, stored, strict=False):
+            row[: len(shares)] = torch.tensor(shares[:NUM_RANKS])
+        self._count_from(known, min(1, len(stored)))  # as of one token: the first batch replaces them
         size = len(self.vocabulary.target_ids)
         return {"num_heads": sizes.num_heads, "num_layers": sizes.num_layers, "truncated_vocab_size": size}
 
@@ -142,9 +144,10 @@ class MedusaTrainee(nn.Module):
                 tensors |= {f"blocks.{i}.layers.{j}.{kind}": tensor for kind, tensor in layer.named_parameters()}
         if self._sizes.logit_scale != 1:
             config["logit_scale"] = self._sizes.logit_scale
-        if self.num_measured:
-            falling = self.accuracies.sort(descending=True).values.tolist()  # as averages of batches may not
-            config["medusa_head_accuracies"] = [[floor(1e4 * share) / 1e4 for share in each] for each in falling]
+        if self.num_guessed.any():
+            accuracies = self.num_right / self.num_guessed.clamp(min=1e-6).unsqueeze(1)
+            falling = accuracies.sort(descending=True).values.tolist()
+            config[ACCURACIES] = [[floor(1e4 * share) / 1e4 for share in each] for each in falling]
         if len(ids) < info.vocab_size:
             tensors[TOKEN_MAP] = ids
         save_head(folder, self._target, config, tensors)

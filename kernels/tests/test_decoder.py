@@ -311,6 +311,11 @@ def test_what_does_not_fit_is_refused(data: Any) -> None:
         run.positions = wrong
         with pytest.raises(ValueError, match="positions is"):
             run.fused()
+    run.positions, slots = positions, run.slots
+    for run.slots in (slots.int(), slots[1:], slots[None]):
+        with pytest.raises(ValueError, match="slot_mapping is"):
+            run.fused()
+    run.slots = slots
     run.ropes, run.positions = [tuple(each[:4] for each in ropes[0])], None
     with pytest.raises(ValueError, match="fewer rows than the 5 tokens"):
         run.fused()
@@ -356,7 +361,8 @@ def test_cosines_may_be_given_by_token_and_tables_may_change(data: Any) -> None:
     run.ropes, run.positions = tables, positions
     assert torch.equal(again(), expected)
     run.ropes = [(tables[0][0], -tables[0][1])]
-    assert not torch.equal(again(), expected)
+    # In a window of 1, a token sees itself only, wherever it is.
+    assert torch.equal(again(), expected) == all(layer.features["window"] == 1 for layer in run.drawn.layers)
 
 
 @needs_float32

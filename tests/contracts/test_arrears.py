@@ -210,6 +210,21 @@ def test_rows_of_requests_that_are_gone_are_freed() -> None:
     assert arrears.num_tokens == arrears._num_rows == 0
 
 
+def test_padding_does_not_stay_in_memory() -> None:
+    """A forward pass of one token has padded hidden states."""
+    arrears, requests = Arrears(torch.device("cpu")), [_request(0)]
+    features = [{"final": torch.randn(4, 3)} for _ in range(150)]
+    for each in features:
+        arrears.keep(requests, [1], each)
+    ((segment, _),) = arrears._places["request-0"]
+    storages = {each["final"].untyped_storage().data_ptr(): each["final"].untyped_storage() for each in segment.steps}
+    assert sum(storage.nbytes() for storage in storages.values()) / 4 / 3 == 2 * 64 + 4 * 22
+    requests[0].token_ids = np.arange(153)
+    late = arrears.take(requests)
+    assert late is not None
+    assert torch.equal(late.features["final"], torch.stack([each["final"][0] for each in features]))
+
+
 def _request(number: int) -> Any:
     return SimpleNamespace(id=f"request-{number}", num_computed=2, token_ids=np.arange(9))
 

@@ -16,6 +16,9 @@ Features = Mapping[str, torch.Tensor]
 """{tap: [num_rows, width]}."""
 
 
+NUM_AT_ONCE = 64
+
+
 @define(eq=False)
 class _Segment:
     """The hidden states of consecutive forward passes, in each of which the same requests had the same numbers of
@@ -37,6 +40,12 @@ class _Segment:
         of_steps = torch.stack([step[tap][:number] for step in self.steps])
         ends = accumulate(self.counts)
         return [of_steps[:, end - count : end].flatten(0, 1) for end, count in zip(ends, self.counts, strict=True)]
+
+    def drop_padding(self) -> None:
+        """Keep only the tokens' rows of the last NUM_AT_ONCE steps: one copy for all, since one for each is slow."""
+        number, last = sum(self.counts), self.steps[-NUM_AT_ONCE:]
+        of_steps = {tap: torch.stack([step[tap][:number] for step in last]) for tap in last[0]}
+        self.steps[-NUM_AT_ONCE:] = [{tap: each[j] for tap, each in of_steps.items()} for j in range(len(last))]
 
 
 class Arrears:
@@ -68,6 +77,8 @@ class Arrears:
         if segment is None or segment.requests != requests or segment.counts != counts:
             segment = self._open = self._begin(requests, counts)
         segment.steps.append(features)
+        if len(segment.steps) % NUM_AT_ONCE == 0 and any(len(each) > sum(counts) for each in features.values()):
+            segment.drop_padding()
         self.num_tokens += segment.num_live
         self._num_rows += segment.num_live
 

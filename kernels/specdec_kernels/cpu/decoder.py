@@ -130,7 +130,7 @@ class FusedLayers:
     ) -> torch.Tensor:
         self._place(caches, hidden.dtype)
         self._set_window(window)
-        self._check(hidden, entering)
+        self._check(hidden, entering, slot_mapping)
         self._set_copies(copied, copies, hidden)
         tokens = _Tokens.of(
             hidden.clone(memory_format=torch.contiguous_format),
@@ -153,8 +153,13 @@ class FusedLayers:
         self,
         hidden: torch.Tensor,
         entering: torch.Tensor | None,
+        slot_mapping: torch.Tensor,
     ) -> None:
         dtype, num_tokens = hidden.dtype, hidden.shape[0]
+        if slot_mapping.dtype != torch.int64 or slot_mapping.shape != (num_tokens,):
+            raise ValueError(
+                f"slot_mapping is {slot_mapping.dtype} {list(slot_mapping.shape)}: give torch.int64 [{num_tokens}]"
+            )
         width = _num_entering(self._layers[0])
         given = None if entering is None else (entering.dtype, entering.shape)
         if given != ((dtype, (num_tokens, width)) if width else None):

@@ -34,6 +34,7 @@ from measuring import RESULTS, command, machine, write
 from prompts import edit_prompts
 from random_models import prompt, save_llama, save_qwen3
 from transformers import AutoConfig, AutoTokenizer
+from without_mtp import without_mtp
 from worker import Worker
 
 from specdec_core import resolve_model
@@ -95,11 +96,14 @@ def prefill_speed(engine: Engine, length: int) -> float:
 
 
 def models(names: Sequence[str], folder: Path) -> dict[str, str]:
-    """Return the folder of each model; the random ones are written to `folder`."""
+    """Return the folder of each model. The random ones are written to `folder`, and copies of those with MTP modules."""
     saved: dict[str, Callable[[Path], None]] = {"82M": save_llama, "0.4B": save_qwen3}
     for name in set(names) & set(saved):
         saved[name](folder / name)
-    return {name: str(folder / name) if name in saved else str(resolve_model(name)) for name in names}
+    return {
+        name: str(folder / name if name in saved else without_mtp(Path(resolve_model(name)), folder / f"plain-{name}"))
+        for name in names
+    }
 
 
 def bytes_per_step(model: str, dtype: str, batch: int) -> int:

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
@@ -28,6 +29,7 @@ from typing import Any
 import heldout
 from measuring import RESULTS, command, processor, write
 from transformers import AutoTokenizer
+from without_mtp import without_mtp
 from worker import Worker
 
 from specdec_core import resolve_model
@@ -81,7 +83,8 @@ def figures(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> None:
     args = arguments()
-    model = Path(resolve_model(args.model))
+    copies = tempfile.TemporaryDirectory()  # kept until the end of the run
+    model = without_mtp(Path(resolve_model(args.model)), Path(copies.name) / "plain")
     tokenizer = AutoTokenizer.from_pretrained(model)
     given = [prompt.text for prompt in read_prompts(args.prompts)] if args.prompts else [*heldout.texts()]
     texts = given[: args.num_prompts]

@@ -96,7 +96,7 @@ def prefill_speed(engine: Engine, length: int) -> float:
 
 
 def models(names: Sequence[str], folder: Path) -> dict[str, str]:
-    """Return the folder of each model. The random ones are written to `folder`, and copies of those with MTP modules."""
+    """Return the folder of each model. `folder` gets the random ones, and copies of those that have an MTP module."""
     saved: dict[str, Callable[[Path], None]] = {"82M": save_llama, "0.4B": save_qwen3}
     for name in set(names) & set(saved):
         saved[name](folder / name)

@@ -15,7 +15,7 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
+from statistics import geometric_mean, median
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
@@ -119,21 +119,45 @@ def identity(record: dict[str, Any]) -> str:
 
 
 def engines_decode(record: dict[str, Any]) -> str:
-    return _engines(record, "decode_ms", "batch", "{:.1f}")
+    """Milliseconds per step, vLLM's relative to specdec's, and the share of the memory's bandwidth that is used."""
+    models, machine = record["models"], record["machine"]
+    engines = list(next(iter(models["tiny"]["decode_ms"].values())))
+    lines = [f"{machine['processor']}, {record['dtype']}: `{record['command']}`.", ""]
+    lines += [f"| model | batch | {' | '.join(engines)} | vllm / specdec | of the bandwidth |"]
+    lines += ["|---|---|" + "---|" * (len(engines) + 2)]
+    for name, found in models.items():
+        for batch, runs in found["decode_ms"].items():
+            ms = {engine: median(of_engine) for engine, of_engine in runs.items()}
+            share = found["bytes_per_step"][batch] / (ms["specdec"] / 1e3) / found["copy_bytes_per_s"]
+            figures = " | ".join(f"{each:.2f}" for each in ms.values())
+            ratio = ms["vllm"] / ms["specdec"]
+            lines.append(f"| {MODELS.get(name, name)} | {batch} | {figures} | {ratio:.2f} | {share:.0%} |")
+    return "\n".join(lines)
 
 
 def engines_prefill(record: dict[str, Any]) -> str:
-    return _engines(record, "prefill_tokens_per_s", "prompt tokens", "{:,.0f}")
-
-
-def _engines(record: dict[str, Any], part: str, column: str, shown: str) -> str:
-    cells = [(name, size, runs) for name, found in record["models"].items() for size, runs in found[part].items()]
-    engines = list(cells[0][2])
-    lines = [f"| model | {column} | {' | '.join(engines)} |", "|---|---|" + "---|" * len(engines)]
-    for name, size, runs in cells:
-        figures = " | ".join(shown.format(median(runs[engine])) for engine in engines)
-        lines.append(f"| {MODELS.get(name, name)} | {size} | {figures} |")
+    lines = ["| model | prompt tokens | specdec, tokens/s | vllm, tokens/s | specdec / vllm |", "|---|---|---|---|---|"]
+    for name, found in record["models"].items():
+        for length, runs in found["prefill_tokens_per_s"].items():
+            ours, its = (median(runs[engine]) for engine in ("specdec", "vllm"))
+            lines.append(f"| {MODELS.get(name, name)} | {length} | {ours:,.0f} | {its:,.0f} | {ours / its:.2f} |")
     return "\n".join(lines)
+
+
+def engines_methods(record: dict[str, Any]) -> str:
+    """Tokens per second of both engines, each with its best number of draft tokens."""
+    lines = ["| drafts | prompts | specdec | vllm | specdec / vllm |", "|---|---|---|---|---|"]
+    ratios = []
+    for method, by_number in record["models"]["tiny"]["methods_tokens_per_s"].items():
+        for cell in next(iter(by_number.values())):
+            best = {
+                engine: max((median(cells[cell][engine]), int(number)) for number, cells in by_number.items())
+                for engine in ("specdec", "vllm")
+            }
+            ratios.append(best["specdec"][0] / best["vllm"][0])
+            shown = " | ".join(f"{speed:,.0f} ({number})" for speed, number in best.values())
+            lines.append(f"| `{method}` | {cell} | {shown} | {ratios[-1]:.2f} |")
+    return "\n".join([*lines, f"| geometric mean | | | | {geometric_mean(ratios):.2f} |"])
 
 
 STEPS = {
@@ -180,7 +204,8 @@ def learned(record: dict[str, Any]) -> str:
             for target in ("as it is", "deep")
         }
         deep = {(row["way"], row["temperature"]): row for row in rows["deep"]}
-        heads = ["drafts", "temperature", "acceptance length", "of unlooped text", "tokens/s", "speed-up", "efficiency"]
+        heads = ["drafts", "temperature", "acceptance length", "of unlooped text", "tokens per forward pass"]
+        heads += ["drafting", "tokens/s", "speed-up"]
         heads += (
             [f"speed-up, {times} times as deep", "of decoding alone", "that over acceptance length"] if deep else []
         )
@@ -190,8 +215,9 @@ def learned(record: dict[str, Any]) -> str:
         lines += [f"| {' | '.join(heads)} |", "|---|" + "---|" * (len(heads) - 1)]
         for row in rows["as it is"]:
             cells = [row["way"], f"{row['temperature']:g}", f"{row['acceptance_length']:.2f}"]
-            cells += [f"{row['unlooped']['acceptance_length']:.2f}", f"{row['tokens_per_s']:.0f}"]
-            cells += [f"{row['speed_up']:.2f}", f"{row['efficiency']:.2f}"]
+            cells += [f"{row['unlooped']['acceptance_length']:.2f}", f"{row['costs']['block_efficiency']:.2f}"]
+            speed = row["tokens_per_s"]["speculative"]["all"]
+            cells += [f"{row['drafting_share']:.0%}", f"{speed:.0f}", f"{row['speed_up']:.2f}"]
             if other := deep.get((row["way"], row["temperature"])):
                 alone = other["decoding_speed_up"]
                 cells += [f"{other['speed_up']:.2f}", f"{alone:.2f}", f"{alone / other['acceptance_length']:.2f}"]
@@ -269,6 +295,7 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/losslessness.md", "verifiers", verifiers),
     ("docs/performance.md", "engines, decode", engines_decode),
     ("docs/performance.md", "engines, prefill", engines_prefill),
+    ("docs/performance.md", "engines, methods", engines_methods),
     ("docs/performance.md", "step_profile", step_profile),
     ("docs/benchmarks.md", "learned", learned),
     ("docs/performance.md", "learned, by position", learned_positions),

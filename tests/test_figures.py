@@ -26,10 +26,11 @@ def row(target: str, prompts: str, way: str, speed_up: float) -> dict[str, objec
         "acceptance_length": 2.5,
         "acceptance_rate_per_pos": [0.9, 0.6] if way == "chain" else [1.0],
         "unlooped": {"acceptance_length": 2.0},
-        "tokens_per_s": 123.4,
+        "tokens_per_s": {"speculative": {"all": 123.4}},
+        "costs": {"block_efficiency": 2.25},
+        "drafting_share": 0.3,
         "speed_up": speed_up,
         "decoding_speed_up": speed_up + 0.2,
-        "efficiency": 0.987,
         "distinct_4_grams": 0.5,
     }
 
@@ -50,8 +51,8 @@ def test_learned_drafts_are_shown() -> None:
     }
     held_out, human_eval = readme.learned(record).split("5 prompts, HumanEval;")
     assert "20 prompts, held-out; of the outputs' 4-grams are distinct: 50% at temperature 1." in held_out
-    assert "| chain | 1 | 2.50 | 2.00 | 123 | 1.25 | 0.99 | 1.80 | 2.00 | 0.80 |\n| tree | 1 | 2.50" in held_out
-    assert human_eval.endswith("| chain | 1 | 2.50 | 2.00 | 123 | 1.50 | 0.99 |")
+    assert "| chain | 1 | 2.50 | 2.00 | 2.25 | 30% | 123 | 1.25 | 1.80 | 2.00 | 0.80 |\n| tree | 1 | 2.50" in held_out
+    assert human_eval.endswith("| chain | 1 | 2.50 | 2.00 | 2.25 | 30% | 123 | 1.50 |")
     positions = readme.learned_positions(record)
     assert "| chain | held-out | 1 | 0.90 | 0.60 |\n| tree | held-out | 1 | 1.00 |  |" in positions
 
@@ -88,11 +89,27 @@ def test_another_engine_with_the_same_head_is_shown() -> None:
 def test_engines_are_shown_by_model_and_size() -> None:
     ms = {"1": {"specdec": [1.0, 2.04, 9.0], "vllm": [3.0], "transformers": [5.0]}}
     ms["8"] = ms["1"] | {"specdec": [2.5]}
-    models = {"tiny": {"decode_ms": ms, "prefill_tokens_per_s": {"512": {"specdec": [12345.6], "vllm": [9.0]}}}}
-    header, _, *rows = readme.engines_decode({"models": models}).splitlines()
-    assert header == "| model | batch | specdec | vllm | transformers |"
-    assert rows == ["| embedded | 1 | 2.0 | 3.0 | 5.0 |", "| embedded | 8 | 2.5 | 3.0 | 5.0 |"]
-    assert readme.engines_prefill({"models": models}).splitlines()[-1] == "| embedded | 512 | 12,346 | 9 |"
+    speeds = {"3": {"code, batch 1": {"specdec": [9.0, 6.0, 1.0], "vllm": [4.0]}}}
+    speeds["5"] = {"code, batch 1": {"specdec": [5.0], "vllm": [5.0]}}
+    tiny = {
+        "decode_ms": ms,
+        "bytes_per_step": {"1": 2e6, "8": 4e6},
+        "copy_bytes_per_s": 2e9,
+        "prefill_tokens_per_s": {"512": {"specdec": [12345.6], "vllm": [9.0]}},
+        "methods_tokens_per_s": {"ngram": speeds, "suffix": speeds},
+    }
+    record = {"models": {"tiny": tiny}, "command": "it", "machine": {"processor": "one"}, "dtype": "float32"}
+    about, _, header, _, *rows = readme.engines_decode(record).splitlines()
+    assert about == "one, float32: `it`."
+    assert header == "| model | batch | specdec | vllm | transformers | vllm / specdec | of the bandwidth |"
+    assert rows == [
+        "| embedded | 1 | 2.04 | 3.00 | 5.00 | 1.47 | 49% |",
+        "| embedded | 8 | 2.50 | 3.00 | 5.00 | 1.20 | 80% |",
+    ]
+    assert readme.engines_prefill(record).splitlines()[-1] == "| embedded | 512 | 12,346 | 9 | 1371.73 |"
+    *_, last, mean = readme.engines_methods(record).splitlines()
+    assert last == "| `suffix` | code, batch 1 | 6 (3) | 5 (5) | 1.20 |"
+    assert mean == "| geometric mean | | | | 1.20 |"
 
 
 def test_what_was_not_measured_yet_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

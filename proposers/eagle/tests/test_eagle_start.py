@@ -102,10 +102,8 @@ def a_variant_is_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_vocabulary_is_the_datas(patch: pytest.MonkeyPatch) -> None:
-    set_vocabulary = trainees.Eagle3Trainee._set_vocabulary
-    patch.setattr(
-        trainees.Eagle3Trainee, "_set_vocabulary", lambda self, ids: set_vocabulary(self, torch.arange(48)[-len(ids) :])
-    )
+    vocabulary = trainees.DraftVocabulary
+    patch.setattr(trainees, "DraftVocabulary", lambda ids, size: vocabulary(torch.arange(48)[-len(ids) :], size))
 
 
 @pytest.mark.parametrize(

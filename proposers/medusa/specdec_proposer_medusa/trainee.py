@@ -118,7 +118,7 @@ class MedusaTrainee(nn.Module):
         self.heads, ids = load(found, evolve(info, dtype=torch.float32))
         self.heads.requires_grad_(True)
         self.vocabulary = DraftVocabulary(torch.arange(info.vocab_size) if ids is None else ids, info.vocab_size)
-        stored, known = found.checkpoint.config.get(ACCURACIES, []), torch.zeros(sizes.num_heads, NUM_RANKS)
+        stored, known = found.checkpoint.config.get(ACCURACIES) or [], torch.zeros(sizes.num_heads, NUM_RANKS)
         for row, shares in zip(known, stored, strict=False):
             row[: len(shares)] = torch.tensor(shares[:NUM_RANKS])
         self._count_from(known, min(1, len(stored)))  # as of one token: the first batch replaces them

@@ -15,8 +15,8 @@ from specdec_core.engine.request import Request
 Features = Mapping[str, torch.Tensor]
 """{tap: [num_rows, width]}."""
 
-
 NUM_AT_ONCE = 64
+"""Forward passes after which the padding of their hidden states is dropped."""
 
 
 @define(eq=False)

@@ -127,9 +127,9 @@ def engines_decode(record: dict[str, Any]) -> str:
     lines += ["|---|---|" + "---|" * (len(engines) + 2)]
     for name, found in models.items():
         for batch, runs in found["decode_ms"].items():
-            ms = {engine: median(of_engine) for engine, of_engine in runs.items()}
+            ms = {engine: median(of_engine) for engine, of_engine in runs.items()}  # some not in every batch
             share = found["bytes_per_step"][batch] / (ms["specdec"] / 1e3) / found["copy_bytes_per_s"]
-            figures = " | ".join(f"{each:.2f}" for each in ms.values())
+            figures = " | ".join(f"{ms[engine]:.2f}" if engine in ms else "-" for engine in engines)
             ratio = ms["vllm"] / ms["specdec"]
             lines.append(f"| {MODELS.get(name, name)} | {batch} | {figures} | {ratio:.2f} | {share:.0%} |")
     return "\n".join(lines)

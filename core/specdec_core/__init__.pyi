@@ -81,6 +81,7 @@ from specdec_core.contracts.verifier import (
 from specdec_core.drafting import (
     DraftBuilder as DraftBuilder,
     DraftPass as DraftPass,
+    DraftSlots as DraftSlots,
     DynamicTree as DynamicTree,
     FeatureProposer as FeatureProposer,
     Grown as Grown,

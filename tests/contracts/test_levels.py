@@ -14,6 +14,7 @@ from specdec_core import (
     LLM,
     Draft,
     DraftPass,
+    DraftSlots,
     KVLayout,
     Level,
     Observation,
@@ -91,7 +92,7 @@ class Levels(Proposer):
 
     def propose(self, batch: ProposerBatch) -> Draft:
         texts = [request.token_ids.tolist() for request in batch.requests]
-        first_slots = [len(text) for text in texts]
+        slots = DraftSlots(self.attention, batch, [len(text) for text in texts])
         histories = texts
         roots = [len(text) - 1 for text in texts]
         tokens = torch.tensor([text[-1] for text in texts])
@@ -109,7 +110,7 @@ class Levels(Proposer):
                 [*histories[row], token] if alive else []
                 for row, token, alive in zip(level.rows.tolist(), level.token_ids.tolist(), is_alive, strict=True)
             ]
-            self._check(self._attend(DraftPass.over_level(self.attention, batch, first_slots, level)), histories)
+            self._check(self._attend(DraftPass.over_level(slots, level)), histories)
             return torch.stack([logits_after(history) for history in histories])
 
         tree = StaticTree(batch, SHAPE, "probabilistic")
@@ -200,8 +201,8 @@ def dead_entries_are_stored_nowhere(patch: Patch) -> None:
     slots."""
     over_level = DraftPass.over_level.__func__  # type: ignore[attr-defined]
 
-    def unstored(cls: Any, attention: Any, batch: Any, first_slots: Any, level: Level) -> DraftPass:
-        passed: DraftPass = over_level(cls, attention, batch, first_slots, level)
+    def unstored(cls: Any, slots: DraftSlots, level: Level) -> DraftPass:
+        passed: DraftPass = over_level(cls, slots, level)
         if level.is_alive is not None:
             passed.metadata.slot_mapping[~level.is_alive] = -1
         return passed

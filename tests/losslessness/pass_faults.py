@@ -14,7 +14,7 @@ import attrs
 import pytest
 import torch
 
-from specdec_core import DraftPass, Level
+from specdec_core import DraftPass, DraftSlots, Level
 from specdec_core.contracts.kv import Visibility
 from specdec_core.drafting import dynamic, static
 from specdec_core.kv import PagedKVManager
@@ -45,6 +45,22 @@ def nodes_see_no_ancestors(patch: Patch) -> None:
     _see(patch, lambda seen: attrs.evolve(seen, more_slots=seen.more_slots[:, :1].expand_as(seen.more_slots)))
 
 
+def _change_chains(patch: Patch, change: Callable[[Any, Any], Any]) -> None:
+    of_chain = DraftSlots.of_chain
+    patch.setattr(DraftSlots, "of_chain", lambda self, depth: change(of_chain(self, depth), of_chain(self, 1)))
+
+
+def chains_overwrite_the_slot_of_their_first_token(patch: Patch) -> None:
+    def change(own: Any, first: Any) -> Any:
+        return attrs.evolve(own[0], slot_mapping=first[0].slot_mapping), own[1]
+
+    _change_chains(patch, change)
+
+
+def chains_see_only_their_first_token(patch: Patch) -> None:
+    _change_chains(patch, lambda own, first: (own[0], attrs.evolve(own[1], prefix_lens=first[1].prefix_lens)))
+
+
 def windows_are_one_wider(patch: Patch) -> None:
     _window(patch, lambda window: window + 1)
 
@@ -63,6 +79,7 @@ def _window(patch: Patch, change: Callable[[int], int]) -> None:
 
 
 WINDOW_FAULTS = [windows_are_one_wider, windows_are_one_narrower]
+CHAIN_FAULTS = [chains_overwrite_the_slot_of_their_first_token, chains_see_only_their_first_token]
 PASS_FAULTS = [nodes_stand_one_further, nodes_do_not_see_the_slot_before_them, nodes_see_no_ancestors]
 
 
@@ -87,9 +104,9 @@ def num_dead(patch: Patch) -> list[int]:
     seen: list[int] = []
     over_level = DraftPass.over_level.__func__
 
-    def counted(cls: Any, attention: Any, batch: Any, first_slots: Any, level: Level) -> DraftPass:
+    def counted(cls: Any, slots: Any, level: Level) -> DraftPass:
         seen.append(0 if level.is_alive is None else int((~level.is_alive).sum()))
-        return over_level(cls, attention, batch, first_slots, level)
+        return over_level(cls, slots, level)
 
     patch.setattr(DraftPass, "over_level", classmethod(counted))
     return seen
@@ -98,13 +115,13 @@ def num_dead(patch: Patch) -> list[int]:
 def dead_entries_overwrite_the_slot_before_the_nodes(patch: Patch) -> None:
     over_level = DraftPass.over_level.__func__
 
-    def overwriting(cls: Any, attention: PagedAttention, batch: Any, first_slots: Any, level: Level) -> DraftPass:
-        passed = over_level(cls, attention, batch, first_slots, level)
+    def overwriting(cls: Any, slots: DraftSlots, level: Level) -> DraftPass:
+        passed = over_level(cls, slots, level)
         if level.is_alive is not None:
-            before = [max(0, first - 1) for first in first_slots]
-            slots = attention.metadata(batch.requests, before, [1] * len(before)).slot_mapping
+            before = [max(0, first - 1) for first in slots.first.tolist()]
+            mapping = slots.attention.metadata(slots.requests, before, [1] * len(before)).slot_mapping
             of = torch.from_numpy(level.requests.repeat(level.width))
-            passed.metadata.slot_mapping[~level.is_alive] = slots[of][~level.is_alive]
+            passed.metadata.slot_mapping[~level.is_alive] = mapping[of][~level.is_alive]
         return passed
 
     patch.setattr(DraftPass, "over_level", classmethod(overwriting))

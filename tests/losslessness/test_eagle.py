@@ -12,6 +12,7 @@ import pytest
 from feature_faults import FEATURE_FAULTS
 from nightly import IS_NIGHTLY
 from pass_faults import (
+    CHAIN_FAULTS,
     PASS_FAULTS,
     WINDOW_FAULTS,
     dead_entries_overwrite_the_slot_before_the_nodes,
@@ -278,11 +279,12 @@ def test_wrong_tokens_of_the_context_are_noticed(
     assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None
 
 
-@pytest.mark.parametrize("fault", [*FEATURE_FAULTS, *PASS_FAULTS], ids=lambda fault: fault.__name__)
+@pytest.mark.parametrize("fault", [*FEATURE_FAULTS, *PASS_FAULTS, *CHAIN_FAULTS], ids=lambda fault: fault.__name__)
 def test_faults_are_noticed(
     fault: Any, target: Path, heads: dict[str, TinyHead], asked: list[Asked], monkeypatch: Patch
 ) -> None:
     fault(monkeypatch)
-    outcome = drafted_by(heads["eagle3"], "eagle3", "tree", target, asked[:40])
-    scratch = from_scratch(heads["eagle3"], "eagle3", "tree", target)
+    shape = "chain" if fault in CHAIN_FAULTS else "tree"
+    outcome = drafted_by(heads["eagle3"], "eagle3", shape, target, asked[:40])
+    scratch = from_scratch(heads["eagle3"], "eagle3", shape, target)
     assert next(mismatches(outcome, scratch, len(outcome.journal.drafts)), None) is not None

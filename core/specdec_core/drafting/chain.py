@@ -11,7 +11,7 @@ from attrs import evolve
 from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.contracts.proposer import ProposerBatch
 from specdec_core.contracts.verifier import Stream
-from specdec_core.drafting.distributions import Distributions
+from specdec_core.drafting.distributions import Distributions, to_target
 from specdec_core.drafting.level import Level, on_host
 
 
@@ -21,6 +21,8 @@ class HostChain:
 
     def __init__(self, batch: ProposerBatch, length: int, distributions: Distributions, min_prob: float) -> None:
         self._batch, self._distributions, self._min_prob = batch, distributions, min_prob
+        table = distributions.q_to_target
+        self._target_ids = None if table is None else on_host(table)
         self._size = len(batch.max_draft_tokens)
         self._lengths = np.minimum(batch.max_draft_tokens, length)
         self._longest = int(self._lengths.max())
@@ -29,7 +31,7 @@ class HostChain:
         self._requests = np.arange(self._size)  # those that still grow
         self._rows = torch.from_numpy(self._requests)
         self._reach = np.ones(self._size)  # probability of each of these requests' chains
-        self._num_forwarded = np.zeros(self._size, dtype=np.int64)  # [batch]
+        self._num_forwarded = np.full(self._size, self._longest)  # [batch]   levels of the chains that are complete
         # Of each level: requests, is_alive (False: it has no token), token_ids, scores, q_rows (or None).
         self._levels: list[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]] = []
 
@@ -45,6 +47,7 @@ class HostChain:
             rows = np.flatnonzero(goes_on)
             if not len(rows):
                 return None
+            self._num_forwarded[requests[~goes_on]] = len(self._levels) - 1
             self._requests, self._reach, token_ids = requests[rows], self._reach[rows], token_ids[rows]
             self._rows = torch.arange(len(rows))
             return self._level(torch.from_numpy(rows), token_ids)
@@ -57,14 +60,15 @@ class HostChain:
         distributions, index = self._distributions, torch.from_numpy(self._requests)
         probs = distributions.probs(logits, index)
         found = on_host(probs)
-        columns, q_rows = found.argmax(axis=1), None
+        columns, scores, q_rows = found.argmax(axis=1), found.max(axis=1), None
         if distributions.draws:
             is_sampled, q = on_host(distributions.is_sampled)[self._requests], probs.nan_to_num(0)
             drawn = self._batch.random.categorical(q, Stream.DRAFT, index, torch.full_like(index, len(self._levels)))
             columns = np.where(is_sampled, on_host(drawn), columns)
+            scores = found[np.arange(len(columns)), columns]
             q_rows = np.where(is_sampled, on_host(distributions.add(q, index)), -1)
-        token_ids = distributions.to_target(index, torch.from_numpy(columns))
-        return on_host(token_ids), found[np.arange(len(columns)), columns], q_rows
+        token_ids = to_target(self._target_ids, self._requests, columns)
+        return token_ids, scores, q_rows
 
     def _goes_on(self, is_alive: np.ndarray, scores: np.ndarray) -> np.ndarray:
         """bool [n]   which of the requests that still grow get another token.
@@ -89,8 +93,9 @@ class HostChain:
         return both
 
     def _level(self, rows: torch.Tensor, token_ids: np.ndarray) -> Level:
-        depth, starts = len(self._levels), tuple(self._num_forwarded.tolist())
-        self._num_forwarded[self._requests] += 1
+        depth, starts = len(self._levels), (len(self._levels) - 1,) * self._size
+        if len(rows) < self._size:
+            starts = tuple(np.minimum(self._num_forwarded, depth - 1).tolist())
         return Level(
             width=1,
             requests=self._requests,

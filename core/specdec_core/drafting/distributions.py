@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from typing import TypedDict, TypeVar
 
+import numpy as np
 import torch
 
 from specdec_core.config.draft_options import AUTO, PROBABILISTIC
 from specdec_core.contracts.proposer import ProposerBatch
+
+Ids = TypeVar("Ids", torch.Tensor, np.ndarray)
 
 
 class DraftFields(TypedDict):
@@ -24,12 +27,12 @@ class Distributions:
 
     method, q_to_target: see `DraftBuilder`.
 
-    Attributes: is_sampled bool [batch], the requests whose tokens are drawn. draws: whether tokens of any request are
-    drawn. draws_all: whether those of every request are.
+    Attributes: q_to_target, as given. is_sampled bool [batch], the requests whose tokens are drawn. draws: whether
+    tokens of any request are drawn. draws_all: whether those of every request are.
     """
 
     def __init__(self, batch: ProposerBatch, method: str, q_to_target: torch.Tensor | None) -> None:
-        self._temperature, self._q_to_target = batch.temperature, q_to_target
+        self._temperature, self.q_to_target = batch.temperature, q_to_target
         self._q: list[torch.Tensor] = []
         self._requests: list[torch.Tensor] = []  # of each row of q
         if draws_some(batch, method):
@@ -63,13 +66,13 @@ class Distributions:
 
     def to_target(self, requests: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
         """Return the target's ids of draft token ids [n]. requests: int64 [n]."""
-        return to_target(self._q_to_target, requests, token_ids)
+        return to_target(self.q_to_target, requests, token_ids)
 
     def fields(self) -> DraftFields:
         """Return what a `Draft` says of its distributions."""
         if not self._q:
             return DraftFields(q=None, q_to_target=None, q_ids=None, with_replacement=False)
-        q, table = torch.cat(self._q), self._q_to_target
+        q, table = torch.cat(self._q), self.q_to_target
         if table is None or table.dim() == 1:
             return DraftFields(q=q, q_to_target=table, q_ids=None, with_replacement=False)
         return DraftFields(q=q, q_to_target=None, q_ids=table[torch.cat(self._requests)], with_replacement=False)
@@ -80,7 +83,7 @@ def draws_some(batch: ProposerBatch, method: str) -> bool:
     return method == AUTO and any(batch.may_sample)
 
 
-def to_target(table: torch.Tensor | None, requests: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+def to_target(table: Ids | None, requests: Ids, token_ids: Ids) -> Ids:
     """Return the target's ids of draft token ids, int64, in their shape.
 
     table: int64 [draft_vocab], or [batch, draft_vocab] with the ids of each request; None: they are the same.
@@ -88,4 +91,5 @@ def to_target(table: torch.Tensor | None, requests: torch.Tensor, token_ids: tor
     """
     if table is None:
         return token_ids
-    return table[token_ids] if table.dim() == 1 else table[requests, token_ids]
+    found: Ids = table[token_ids] if table.ndim == 1 else table[requests, token_ids]
+    return found

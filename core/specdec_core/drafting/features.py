@@ -9,7 +9,8 @@ import torch
 
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import BuildContext, Observation, Proposer, ProposerBatch, RequestView
-from specdec_core.drafting.level import DraftPass, Level, TreeGrower, grow
+from specdec_core.drafting.draft_pass import DraftPass, DraftSlots
+from specdec_core.drafting.level import Level, TreeGrower, grow
 from specdec_core.drafting.rows import RequestTensors
 
 
@@ -98,11 +99,11 @@ class FeatureProposer(Proposer):
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = self.grower(batch)
         outputs, features = self._last.take(batch.requests)
-        first_slots = [len(request.token_ids) - 1 for request in batch.requests]
+        slots = DraftSlots(self._attention, batch, [len(request.token_ids) - 1 for request in batch.requests])
 
         def forward(level: Level) -> torch.Tensor:
             nonlocal features
-            passed = DraftPass.over_level(self._attention, batch, first_slots, level)
+            passed = DraftPass.over_level(slots, level)
             outputs, features = self._forward(passed, features.index_select(0, level.rows))
             return self.logits(outputs, level.requests)
 

@@ -1,4 +1,4 @@
-"""The loop that grows trees of draft tokens level by level, and each level's slots in the draft model's KV cache."""
+"""The loop that grows trees of draft tokens level by level."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import torch
 from attrs import frozen
 
 from specdec_core.contracts.draft import Draft
-from specdec_core.contracts.kv import KVMetadata, Visibility
-from specdec_core.contracts.proposer import LayerAttention, ProposerBatch, RequestView
 
 
 @frozen(eq=False)
@@ -79,53 +77,3 @@ def grow(grower: TreeGrower, logits: torch.Tensor, forward: Callable[[Level], to
     while level is not None:
         level = grower.grow(forward(level))
     return grower.build()
-
-
-@frozen(eq=False)
-class DraftPass:
-    """The inputs of one forward pass of a draft model or head. Its tokens are known tokens or a level of draft
-    tokens."""
-
-    metadata: KVMetadata
-    visibility: Visibility
-    token_ids: torch.Tensor  # int64 [num_tokens]
-
-    @property
-    def positions(self) -> torch.Tensor:
-        """int64 [num_tokens]   the position of each token in its request."""
-        return self.visibility.positions
-
-    @classmethod
-    def over_tokens(
-        cls,
-        attention: LayerAttention,
-        requests: Sequence[RequestView],
-        starts: Sequence[int],
-        lengths: Sequence[int],
-        token_ids: torch.Tensor,
-        positions: torch.Tensor,
-    ) -> DraftPass:
-        """Prepare a causal forward pass over the KV-cache slots [start, start + length) of each request. token_ids,
-        positions: int64 [sum of lengths]."""
-        return cls(attention.metadata(requests, starts, lengths), Visibility(positions, positions + 1), token_ids)
-
-    @classmethod
-    def over_level(
-        cls, attention: LayerAttention, batch: ProposerBatch, first_slots: Sequence[int], level: Level
-    ) -> DraftPass:
-        """Prepare a forward pass with tree attention over a level: each draft token attends to the slots before the
-        request's draft tokens, to its ancestors and to itself. first_slots: [batch], the KV-cache slot of each
-        request's first draft token, which is also its position."""
-        lengths = [0] * len(first_slots)
-        for b in level.requests.tolist():
-            lengths[b] = level.width
-        starts = [first + start for first, start in zip(first_slots, level.starts, strict=True)]
-        metadata = attention.metadata(batch.requests, starts, lengths)
-        first_of_each = np.array(first_slots)[level.requests].repeat(level.width)
-        first = torch.from_numpy(first_of_each).to(level.token_ids.device)
-        positions, prefix_lens, more_slots = first + (level.depth - 1), first + level.depth, None
-        if level.is_alive is not None:  # at its depth, a dead entry could be past the last position
-            positions = torch.where(level.is_alive, positions, first)
-        if not level.is_chain:
-            prefix_lens, more_slots = first, first.unsqueeze(1) + level.ancestors.flip(1)
-        return cls(metadata, Visibility(positions, prefix_lens, more_slots), level.token_ids)

@@ -13,6 +13,7 @@ from specdec_core import (
     BuildContext,
     Draft,
     DraftPass,
+    DraftSlots,
     Level,
     Observation,
     Proposer,
@@ -87,7 +88,8 @@ class DraftModelProposer(Proposer):
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = grower_of(batch, self._shape, self._method, self._target_ids)
         logits = self._catch_up(batch.requests)
-        return grow(grower, logits, lambda level: self._forward_nodes(level, batch))
+        slots = DraftSlots(self._attention, batch, [len(request.token_ids) for request in batch.requests])
+        return grow(grower, logits, lambda level: self._forward_nodes(level, slots))
 
     def _catch_up(self, requests: Sequence[RequestView]) -> torch.Tensor:
         """Forward the tokens of these requests that the draft model's KV cache lacks. If the tokens exceed the token
@@ -123,11 +125,10 @@ class DraftModelProposer(Proposer):
         passed = DraftPass.over_tokens(self._attention, requests, starts, lengths, token_ids, positions)
         return self._forward(passed, torch.tensor(np.cumsum(lengths) - 1, device=self._device))
 
-    def _forward_nodes(self, level: Level, batch: ProposerBatch) -> torch.Tensor:
-        first_slots = [len(request.token_ids) for request in batch.requests]
+    def _forward_nodes(self, level: Level, slots: DraftSlots) -> torch.Tensor:
         for b in level.requests.tolist():  # a request without nodes at this depth cannot have any accepted there
-            self._stored[batch.requests[b].id].num_levels += 1
-        passed = DraftPass.over_level(self._attention, batch, first_slots, level)
+            self._stored[slots.requests[b].id].num_levels += 1
+        passed = DraftPass.over_level(slots, level)
         return self._forward(passed, torch.arange(len(level.token_ids), device=self._device))
 
     def _forward(self, passed: DraftPass, rows: torch.Tensor) -> torch.Tensor:

@@ -153,6 +153,7 @@ class Head(nn.Module):
         self.embedding_layernorm = LlamaRMSNorm(size, eps) if has_both else nn.Identity()
         self.hidden_states_layernorm = LlamaRMSNorm(head.target_hidden_size, eps) if has_both else nn.Identity()
         self.layers = nn.ModuleList(Layer(head, i) for i in range(head.num_layers))
+        self._takes_both, self._residual = self.layers[0].takes_both, self.layers[0].residual
         self.stack = DecoderStack(lambda: [layer.described() for layer in self.layers])
         self.norm = LlamaRMSNorm(size, eps) if head.is_eagle3 else nn.Identity()
         self.rotary = LlamaRotaryEmbedding(head.layer)
@@ -202,9 +203,8 @@ class Head(nn.Module):
             both = self.embedding_layernorm(embedded), self.hidden_states_layernorm(feature)
             hidden = self.fc(torch.cat(both, dim=-1))
         if self.stack.is_fused:
-            first = self.layers[0]
-            entering = embedded if first.takes_both else None
-            hidden = self.stack(first.residual(hidden), rotation, positions, entering, rows)
+            entering = embedded if self._takes_both else None
+            hidden = self.stack(self._residual(hidden), rotation, positions, entering, rows)
         else:
             if positions is not None:
                 rotation = rotation[0].index_select(0, positions), rotation[1].index_select(0, positions)

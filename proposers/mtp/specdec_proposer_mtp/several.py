@@ -10,6 +10,7 @@ from specdec_core import (
     BuildContext,
     Draft,
     DraftPass,
+    DraftSlots,
     Level,
     Observation,
     ProposerBatch,
@@ -81,11 +82,12 @@ class SeveralModules(MTPProposer):
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = self.grower(batch)
         outputs, *features = self._last.take(batch.requests)
+        slots = [self._slots(depth, batch) for depth in range(len(self._modules))]
 
         def forward(level: Level) -> torch.Tensor:
             nonlocal features
             ran = [
-                self._run_depth(depth, self._over_level(depth, batch, level), each.index_select(0, level.rows))
+                self._run_depth(depth, DraftPass.over_level(slots[depth], level), each.index_select(0, level.rows))
                 for depth, each in enumerate(features, start=level.depth)
             ]
             features = [following for _, following in ran[:-1]]
@@ -93,10 +95,10 @@ class SeveralModules(MTPProposer):
 
         return grow(grower, self.logits(outputs, np.arange(len(batch.requests))), forward)
 
-    def _over_level(self, depth: int, batch: ProposerBatch, level: Level) -> DraftPass:
+    def _slots(self, depth: int, batch: ProposerBatch) -> DraftSlots:
         # In a text with fewer tokens than depths, the deeper ones have no slots: no live token depends on them.
         first_slots = [max(0, len(request.token_ids) - 1 - depth) for request in batch.requests]
-        return DraftPass.over_level(self._attention, batch, first_slots, level)
+        return DraftSlots(self._attention, batch, first_slots)
 
     def _run_depth(self, depth: int, passed: DraftPass, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Run the module of one depth on the slots of a forward pass, with `features` [num_tokens, hidden]. Returns

@@ -20,15 +20,15 @@ from measuring import RESULTS, command, machine, write
 
 from specdec_core import LLM, SamplingParams
 
-SAMPLED = {"draft_sample_method": "probabilistic"}
+CHOSEN = {"draft_sample_method": "greedy"}  # where they would be drawn, above temperature 0
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {"num_speculative_tokens": 8, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
     "suffix": {},
     "draft_model": {},
-    "draft_model, sampled": SAMPLED,
+    "draft_model, chosen": CHOSEN,
     "eagle": {},
     "eagle3": {},
-    "eagle3, sampled": SAMPLED,
+    "eagle3, chosen": CHOSEN,
     "mtp": {},
     "mlp_speculator": {},
     "medusa": {},
@@ -100,7 +100,7 @@ def main() -> None:
     args = parser.parse_args()
     record: dict[str, Any] = {"command": command("calibration.py"), "machine": machine(), "rows": []}
     for method, options in METHODS.items():
-        temperatures = (1.0,) if options is SAMPLED else (0.0, 1.0)
+        temperatures = (1.0,) if options is CHOSEN else (0.0, 1.0)
         for temperature in temperatures if args.only in method else ():
             found = measure(method, options, temperature, args.num_nodes)
             print(method, temperature, found["expected_calibration_error"], flush=True)

@@ -19,7 +19,9 @@ import torch
 from nightly import IS_NIGHTLY
 
 from specdec_core import LLM, Draft, Plugins, Proposer, ProposerSpec, SamplingParams, SpecdecError
+from specdec_core.engine.scheduler import Scheduler
 from specdec_core.kv.block_pool import BlockPool
+from specdec_core.models.attention import PagedAttention
 
 PROMPTS = [{"prompt_token_ids": [5, 6, 7, 5, 6, i]} for i in range(8, 11)]
 PARAMS = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
@@ -292,6 +294,56 @@ def test_a_request_that_never_reached_the_queue_is_ended() -> None:
     engine._scheduler.waiting.clear()
     (found,) = tokens_of(llm)[:1]
     assert (len(found), reasons, engine.has_unfinished) == (PARAMS.max_tokens, ["abort"], False)
+
+
+def test_a_request_that_waits_on_holds_no_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt comes while a request is admitted. Without an `LLM`, which would cancel it, it is admitted again."""
+    engine = make_llm(None).engine
+    num_free, reserve = engine.kv.num_free_blocks, Scheduler._reserve
+
+    def interrupted(self: Any, *args: Any) -> bool:
+        assert reserve(self, *args)
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    request_id = engine.add_request([5, 6, 7], PARAMS)
+    monkeypatch.setattr(Scheduler, "_reserve", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    assert engine.is_unfinished(request_id)
+    while engine.has_unfinished:
+        engine.step()
+    engine.kv.check_integrity()
+    assert engine.kv.num_free_blocks == num_free
+
+
+def test_a_pass_that_ends_late_does_not_end_another_one(monkeypatch: pytest.MonkeyPatch, expected: list) -> None:
+    """The context of a forward pass that was interrupted may end when it is garbage-collected, during another one."""
+    llm = make_llm(None)
+    leave = contextlib._GeneratorContextManager.__exit__
+    left: list[Any] = []
+
+    def interrupted(self: Any, *error: Any) -> Any:
+        if self.gen.gi_code.co_qualname == "PagedAttention.forwarding" and not left:
+            left.append(self.gen)
+            raise KeyboardInterrupt
+        return leave(self, *error)
+
+    monkeypatch.setattr(contextlib._GeneratorContextManager, "__exit__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tokens_of(llm)
+    monkeypatch.undo()
+    forwarding = PagedAttention.forwarding
+
+    @contextlib.contextmanager
+    def with_a_late_end(self: Any, *args: Any, **keywords: Any) -> Iterator[None]:
+        with forwarding(self, *args, **keywords):
+            while left:
+                left.pop().close()
+            yield
+
+    monkeypatch.setattr(PagedAttention, "forwarding", with_a_late_end)
+    assert tokens_of(llm) == expected
 
 
 def test_several_are_cancelled_though_an_interrupt_comes(interrupted: Callable[..., LLM]) -> None:

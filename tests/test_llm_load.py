@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
+from time import perf_counter
 from typing import Any
 
 import pytest
 
-from specdec_core import LLM, Gauge, SamplingParams
+from specdec_core import LLM, Gauge, Histogram, Request, SamplingParams
 from specdec_core.api import session
 from specdec_core.engine.step_report import StepTimer
 from specdec_core.kv.paged import PagedKVManager
 
+WAITS = ("time_to_first_token_seconds", "inter_token_latency_seconds", "e2e_request_latency_seconds")
 BUSY = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
 
 
@@ -41,6 +43,49 @@ def llm() -> LLM:
 
 def test_how_busy_an_engine_is(llm: LLM) -> None:
     check_load(llm)
+
+
+def check_waits(llm: LLM) -> None:
+    """Of two requests that run one after the other, the second one waits for the first."""
+    started = perf_counter()
+    for max_tokens in (3, 2):
+        llm.engine.add_request(list(range(5, 24)), SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+    seconds = []
+    while llm.engine.has_unfinished:
+        llm._session.step()
+        seconds.append(perf_counter() - started)
+    found = {metric.name: metric for metric in llm.get_metrics() if isinstance(metric, Histogram)}
+    first, inter, whole = (found[f"vllm:{name}"] for name in WAITS)
+    assert (first.count, inter.count, whole.count) == (2, 3, 2)
+    assert first.sum <= seconds[0] + seconds[3]
+    assert first.sum + inter.sum == pytest.approx(whole.sum)
+    assert whole.sum <= seconds[2] + seconds[4]
+    assert first.sum > seconds[2], "the second request waits until the first one has ended"
+
+
+def test_how_long_requests_wait(llm: LLM) -> None:
+    check_waits(llm)
+
+
+def a_request_arrives_when_it_is_scheduled(patch: pytest.MonkeyPatch) -> None:
+    append = Request.append
+
+    def arriving(self: Request, *args: Any) -> Any:
+        self.arrived_s = self.arrived_s if self.last_token_s else perf_counter()
+        return append(self, *args)
+
+    patch.setattr(Request, "append", arriving)
+
+
+def last_tokens_are_the_first_ones(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Request, "last_token_s", property(lambda self: None, lambda self, seconds: None), raising=False)
+
+
+@pytest.mark.parametrize("fault", [a_request_arrives_when_it_is_scheduled, last_tokens_are_the_first_ones])
+def test_wrong_waits_are_noticed(fault: Any, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault(monkeypatch)
+    with pytest.raises(AssertionError):
+        check_waits(llm)
 
 
 def test_blocks_that_do_not_count_are_noticed(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

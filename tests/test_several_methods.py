@@ -81,7 +81,8 @@ def test_outputs_are_those_of_plain_decoding(method: list[str], temperature: flo
     found, counts = tokens({"method": method, "adaptive_draft_length": adaptive, "num_speculative_tokens": 6})
     assert found == expected
     accepted = [counts[f"{name}_num_accepted_tokens"] for name in method]
-    assert all(0 < number <= counts["num_accepted_tokens"] for number in accepted)
+    least = 0 if adaptive else 1  # what pays depends on measured times
+    assert all(least <= number <= counts["num_accepted_tokens"] for number in accepted)
     assert sum(accepted) >= counts["num_accepted_tokens"], "each accepted token was drafted by one of them, or by both"
     assert all(counts[f"{name}_num_drafts"] <= counts["num_drafts"] for name in method)
 

@@ -109,6 +109,7 @@ from specdec_core.drafting.vocabulary import (
 )
 from specdec_core.engine.draft_kind import explain_draft_kind as explain_draft_kind
 from specdec_core.engine.engine import Engine as Engine
+from specdec_core.engine.histogram import Histogram as Histogram
 from specdec_core.engine.metrics import (
     Counter as Counter,
     DraftCounts as DraftCounts,

@@ -16,7 +16,7 @@ from specdec_core.budget import budget as budgets, clock, rates
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected, best_levels, best_nodes
 from specdec_core.budget.clock import Clock
-from specdec_core.budget.cost_curve import NUM_BETWEEN, CostCurve
+from specdec_core.budget.cost_curve import NUM_BETWEEN, NUM_UNMEASURED, CostCurve
 from specdec_core.budget.nodes import Nodes, without
 from specdec_core.budget.recent import NUM_NEEDED
 from specdec_core.budget.survival import Past, Survival
@@ -165,6 +165,8 @@ class Simulated:
 
     node, draft: the cost of another token in the forward pass, and of drafting. A forward pass costs 1.
     score: of all draft tokens; None: they have none.
+
+    Attribute: found, the share of steps in which there is any draft token.
     """
 
     def __init__(
@@ -173,7 +175,7 @@ class Simulated:
         self.budget, self.request, self.most = budget_at(node, "any", most=most), request_of(), most
         self.random = np.random.default_rng(seed)
         self.node, self.draft_s, self.score = node, draft, score
-        self.seconds = 0.0
+        self.seconds, self.found = 0.0, 1.0
 
     def step(self, right: float) -> tuple[int, int]:
         """Simulate one step. Returns the numbers of drafted and accepted tokens. right: the probability that a draft
@@ -182,11 +184,14 @@ class Simulated:
         num_accepted, drafted_s = 0, 0.0
         if limit:
             self.budget.levels([limit], CPU)
+            if self.random.random() >= self.found:
+                limit = 0
             scores = None if self.score is None else torch.full((limit,), self.score)
             (limit,) = self.budget.keep(
                 attrs.evolve(Draft.from_chains([[7] * limit]), scores=scores)
             ).num_nodes_per_request
             drafted_s = self.draft_s
+            self.budget.end_drafting(drafted_s, 0.0)
             while num_accepted < limit and self.random.random() < right:
                 num_accepted += 1
         last = 7 if num_accepted == limit and self.random.random() < right else 2
@@ -200,24 +205,7 @@ class Simulated:
         return np.array([self.step(right) for _ in range(number)])
 
 
-@pytest.fixture
-def timed(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Return a function that sets the seconds which each draft takes."""
-    now = 0.0
-
-    def set_draft_s(draft_s: float) -> None:
-        def perf_counter() -> float:
-            nonlocal now
-            now += draft_s / 2  # read at the start, after late observations, and at the end
-            return now
-
-        monkeypatch.setattr(budgets, "perf_counter", perf_counter)
-
-    return set_draft_s
-
-
-def test_a_draft_that_is_never_right_ends_and_is_tried_again(timed: Any) -> None:
-    timed(0.1)
+def test_a_draft_that_is_never_right_ends_and_is_tried_again() -> None:
     simulated = Simulated()
     assert simulated.steps(40, 0.0)[:, 0].sum() > 0
     hopeless = simulated.steps(1000, 0.0)[:, 0]
@@ -227,9 +215,8 @@ def test_a_draft_that_is_never_right_ends_and_is_tried_again(timed: Any) -> None
 
 
 @pytest.mark.parametrize("node", [0.1, 0.3])
-def test_a_draft_is_judged_though_it_was_cut_away(node: float, timed: Any) -> None:
+def test_a_draft_is_judged_though_it_was_cut_away(node: float) -> None:
     """All draft tokens of a retry are cut, since they were wrong before. That they are right now shows in the text."""
-    timed(0.1)
     simulated = Simulated(node=node, score=0.6)
     assert not simulated.steps(300, 0.0)[-50:, 0].any()
     recovering = simulated.steps(1000, 1.0)
@@ -297,12 +284,94 @@ def test_a_retry_pays_for_being_observed() -> None:
         budget, requests = budget_at(0.01, "a"), [request_of("a")]
         for _ in range(9):
             budget.observed(1, observed_s)
+        costs.append(cost_of_retry(budget, requests, [0], 0.0, 0.0))
+    assert costs[1] - costs[0] == pytest.approx(5.0)
+
+
+def cost_of_retry(budget: Budget, requests: list[Any], numbers: list[int], drafted_s: float, late_s: float) -> float:
+    """Let the requests with number 0 be tried again. Returns what they are charged."""
+    budget._choose = lambda rows, limits: numbers  # type: ignore[method-assign]
+    expected = [number or budgets.RETRY_TOKENS for number in numbers]
+    budget._asks_levels = False
+    assert budget.share(requests, [9] * len(requests), Expected(len(requests), len(requests))) == expected
+    budget.levels(expected, CPU)
+    budget.keep(Draft.from_chains([[5]] * len(requests)))
+    budget.end_drafting(drafted_s, late_s)
+    return budget._retries._cost_s
+
+
+def test_a_retry_beside_other_requests_pays_for_its_part() -> None:
+    budget, requests = budget_at(0.01, "a", "b"), [request_of("a"), request_of("b")]
+    tokens_s = budget._curve.more_s(2, budgets.RETRY_TOKENS)
+    assert cost_of_retry(budget, requests, [9, 0], 2.0, 0.5) == pytest.approx(tokens_s + 2.0 / 2 + 0.5)
+
+
+def test_one_slow_retry_does_not_stop_the_next_ones() -> None:
+    budget, requests = budget_at(0.01, "a"), [request_of("a")]
+    for step in range(clock.NUM_SKIPPED + NUM_NEEDED):
+        budget._first.add(1, 0.1, step)
+    tokens_s = budget._curve.more_s(1, budgets.RETRY_TOKENS)
+    assert cost_of_retry(budget, requests, [0], 100.0, 0.0) == pytest.approx(tokens_s + budgets.OUTLIER * 0.1)
+
+
+@pytest.mark.parametrize("is_retry", [False, True])
+def test_levels_that_once_were_slow_are_measured_again(is_retry: bool) -> None:
+    budget, requests = budget_at(0.01, "a"), [request_of("a")]
+    for step in range(20):
+        budget._level.add(1, 10.0, step)
+    if is_retry:
         budget._choose = lambda rows, limits: [0]  # type: ignore[method-assign]
-        assert budget.share(requests, [9], Expected(1, 1)) == [budgets.RETRY_TOKENS]
-        budget.levels([9], CPU)
-        budget.keep(draft_of([([5], [-1])]))
-        costs.append(budget._retries._cost_s)
-    assert costs[1] - costs[0] == pytest.approx(5.0, abs=0.1)
+    budget._asks_levels = True
+    num_forwarded = []
+    for _ in range(2 * clock.MOST_AGE):
+        (limit,) = budget.share(requests, [6], Expected(1, 1))
+        if limit:
+            levels = budget.levels([limit], CPU)
+            assert levels is not None
+            one, more = np.array([0]), True
+            while more:
+                more = bool(levels.goes_on(one, one, np.array([0.9]), np.array([False]), np.array([1])).all())
+            budget.keep(attrs.evolve(draft_of([([7], [-1])]), scores=torch.tensor([0.9])))
+            budget.end_drafting(0.01, 0.0)
+            num_forwarded.append(levels.num_forwarded)
+        budget.end_step(1.0)
+    assert max(num_forwarded) > 0
+    assert budget._level.seconds(1) < 1
+
+
+def test_a_method_that_mostly_finds_nothing_ends_and_begins_again() -> None:
+    """The costs are those of n-grams at temperature 1, where drafting makes no step faster."""
+    simulated = Simulated(node=0.153, draft=0.113, most=5)
+    simulated.found = 0.14
+    simulated.steps(200, 0.5)
+    assert np.count_nonzero(simulated.steps(200, 0.5)[:, 0]) < 10
+    simulated.found = 1.0
+    assert simulated.steps(600, 0.9)[-20:, 0].all()
+
+
+@pytest.mark.parametrize("num_tokens", [1.5, 3.0])
+def test_plain_steps_are_measured_now_and_then(num_tokens: float) -> None:
+    budget, requests = budget_at(0.02, "a"), [request_of("a")]
+    budget._choose = lambda rows, limits: limits  # type: ignore[method-assign]
+    budget._tokens_per_request = num_tokens
+    asked = []
+    for _ in range(3 * NUM_UNMEASURED):
+        (limit,) = budget.share(requests, [5], Expected(1, 1))
+        asked.append(limit)
+        budget.begin_idle(requests) if not limit else None
+        assert not budget.stays_idle(requests)
+        budget._curve.add(1 + limit, 1.0)
+        budget.end_step(1.0)
+    assert asked.count(0) == (2 if num_tokens < budgets.MOST_TOKENS else 0)
+
+
+def test_a_method_that_is_off_beside_another_one_does_not_choose_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, requests, chosen = budget_at(0.01, "a"), [request_of("a")], []
+    monkeypatch.setattr(budget, "_choose", lambda rows, limits: chosen.append(1) or [0])
+    monkeypatch.setattr(type(budget._retries), "is_due", False)
+    for _ in range(2 * budgets.NUM_HELD):
+        assert budget.share(requests, [9], Expected(1, 1, covered=np.full((1, 2), 0.5))) == [0]
+    assert len(chosen) == 2
 
 
 def test_the_memory_of_shared_rates_is_in_draft_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,16 +388,14 @@ def test_the_memory_of_shared_rates_is_in_draft_tokens(monkeypatch: pytest.Monke
     assert forgotten[1] < 0.3
 
 
-def test_a_draft_that_is_always_right_is_never_stopped(timed: Any) -> None:
-    timed(0.3)
+def test_a_draft_that_is_always_right_is_never_stopped() -> None:
     assert (Simulated(node=0.05, draft=0.3).steps(60, 1.0)[5:] == 6).all()
 
 
 @pytest.mark.parametrize("right", [0.3, 0.6, 0.9])
 @pytest.mark.parametrize("draft", [0.02, 0.4])
-def test_drafts_are_about_as_long_as_pays(right: float, draft: float, timed: Any) -> None:
+def test_drafts_are_about_as_long_as_pays(right: float, draft: float) -> None:
     """Drafts yield at least 95% of the tokens per second of the best fixed length, and of plain decoding."""
-    timed(draft)
     simulated = Simulated(node=0.05, draft=draft, most=10)
     simulated.steps(100, right)
     before = simulated.seconds
@@ -387,12 +454,53 @@ def test_the_curve_follows_the_machine_and_not_one_slow_step() -> None:
     assert curve.seconds[[1, 4, 16]] == pytest.approx([2.0, 2.2, 4.0]), "no other size was measured lately"
 
 
+def test_one_slow_measurement_makes_no_larger_step_dear() -> None:
+    assert CostCurve({1: 1, 8: 10, 16: 2}, 64).seconds[[8, 12, 16]].tolist() == [2, 2, 2]
+
+
+def test_the_curve_learns_of_steps_that_were_never_measured() -> None:
+    """As of a slow model, of which only the smallest steps were measured when the engine was built."""
+    curve = CostCurve({1: 1.0, 2: 1.0}, 128)
+    for _ in range(64):
+        curve.add(16, 1.0)
+        curve.add(96, 6.0)
+    assert curve.seconds[96] > 3 * curve.seconds[16]
+
+
+def test_what_was_learned_of_a_size_stays_relative_to_the_others() -> None:
+    curve = CostCurve({1: 1.0, 6: 1.2}, 64)
+    for _ in range(4 * NUM_BETWEEN):
+        curve.add(1, 1.0)
+        curve.add(6, 3.6)
+    for _ in range(400):
+        curve.add(1, 2.0)
+    assert curve.seconds[6] / curve.seconds[1] == pytest.approx(3.6), "the machine is slower, and for both"
+    assert curve.is_out_of_date(6)
+    assert not curve.is_out_of_date(1)
+
+
+def test_a_smaller_batch_than_any_before_is_tried_first() -> None:
+    measured = Clock()
+    for step in range(9):
+        measured.add(64, 9.0, step)
+    assert (measured.seconds(1), measured.seconds(64), measured.seconds(200)) == (0, 9, 9)
+
+
+def test_old_measurements_do_not_count_where_recent_ones_are_asked_for() -> None:
+    measured = Clock()
+    for step in range(9):
+        measured.add(1, 9.0, step)
+    assert measured.recent_seconds(1, 20) == 9.0
+    assert measured.recent_seconds(1, 20 + clock.MOST_AGE) == 0.0
+    assert measured.seconds(1) == 9.0
+
+
 def test_a_clock_tells_the_median_of_similar_batches() -> None:
     measured = Clock()
     assert measured.seconds(3) == 0
     for i in range(clock.NUM_SKIPPED + NUM_NEEDED):
         measured.add(3, 99.0 if i < clock.NUM_SKIPPED or i == 4 else 2.0, step=i)
     assert measured.seconds(2) == measured.seconds(3) == 2.0
-    assert measured.seconds(64) == 2.0, "the nearest size that was measured"
+    assert measured.seconds(64) == 2.0, "the nearest smaller size that was measured"
     measured.add(3, 5.0, step=clock.MOST_AGE + 99)
     assert measured.seconds(3) == 5.0, "older measurements are stale"

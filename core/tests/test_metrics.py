@@ -21,6 +21,9 @@ REPORT = StepReport(
     verify_s=0.25,
     num_preempted=1,
     accepted_per_request={"a": 3, "b": 1, "c": 0},
+    first_token_s=(0.25,),
+    inter_token_s=(0.5, 1.0),
+    whole_request_s=(4.0,),
 )
 
 
@@ -47,6 +50,9 @@ def test_counters() -> None:
         "mine:num_preemptions": 2,
         "mine:prefix_cache_hits": 0,
         "mine:step_seconds": 6.0,
+        "mine:time_to_first_token_seconds": 0.25,
+        "mine:inter_token_latency_seconds": 0.75,
+        "mine:e2e_request_latency_seconds": 4.0,
     }
     (vector,) = (metric for metric in metrics.read() if isinstance(metric, Vector))
     assert vector.values == vector.value == [4, 2, 2, 0, 0]

@@ -345,6 +345,26 @@ def test_what_does_not_fit_is_refused(data: Any) -> None:
 @needs_float32
 @settings(max_examples=3, deadline=None)
 @given(data=st.data())
+def test_caches_that_were_refused_are_not_used_later(data: Any) -> None:
+    run = Run(data, torch.float32, [Request(20, 2)])
+    layers = OPS["fuse_layers"](run.drawn.layers[:2])
+    caches = [[each.clone() for each in cache] for cache in run.caches[:2]]
+    wrong = [[torch.full_like(each, torch.nan) for each in caches[0]], [each.double() for each in caches[1]]]
+
+    def outputs(given: list[list[torch.Tensor]]) -> torch.Tensor:
+        plan = run.made.fresh_plan()
+        found: torch.Tensor = layers(run.hidden, run.ropes, run.positions, given, run.slots, plan, None, run.entering)
+        return found[:-3]
+
+    expected = outputs(caches)
+    with pytest.raises(ValueError, match="KV cache"):
+        outputs(wrong)
+    assert torch.equal(outputs(caches), expected)
+
+
+@needs_float32
+@settings(max_examples=3, deadline=None)
+@given(data=st.data())
 def test_cosines_may_be_given_by_token_and_tables_may_change(data: Any) -> None:
     run = Run(data, torch.float32, [Request(20, 2), Request(40, 1, TREE)])
     expected, tables, positions = run.fused(), run.ropes, run.positions

@@ -19,7 +19,7 @@ from attrs import evolve
 from ledger import LEDGER, Ledger, Page
 from offered import Offered
 
-from specdec_core import SamplingParams
+from specdec_core import Draft, SamplingParams
 from specdec_core.engine import observer as observing
 from specdec_core.engine.arrears import Arrears
 
@@ -78,7 +78,7 @@ def phases(seed: int) -> Callable[[Any], bool]:
 def test_late_observations_are_whole(ledger_llm: Any, generate: Any, chunk: int, seed: int) -> None:
     always, sometimes = (ledger_llm(max_num_batched_tokens=chunk) for _ in range(2))
     observer_of(sometimes).is_off = phases(seed)
-    observer_of(sometimes)._max_tokens = 10**6
+    observer_of(sometimes)._max_tokens = observer_of(sometimes)._most_each = observer_of(sometimes)._room = 10**6
     expected = generate(always, PROMPTS, GREEDY)
     assert generate(sometimes, PROMPTS, GREEDY) == expected
     assert_alike(pages(sometimes), pages(always))
@@ -105,6 +105,64 @@ def test_what_another_proposer_drafted_is_observed_late(
     assert generate(sometimes, PROMPTS, GREEDY) == expected
     assert_alike(pages(sometimes), pages(always))
     assert max(kept) > 1, "no draft token was accepted"
+
+
+def test_what_was_drafted_and_cut_is_observed_at_once(make_llm: Any, generate: Any) -> None:
+    """A request that is off is tried again, and its draft tokens are cut. A draft model has computed them, and learns
+    from the observation that none was accepted."""
+    llm = make_llm(LEDGER_CONFIG | {"adaptive_draft_length": True}, plugins=Offered(LEDGER))
+    (drafter,), steps = llm.engine._speculation.drafters, count()
+    drafter.observer.is_off = lambda request: True
+    drafter.budget.share = lambda requests, limits, so_far: [0 if next(steps) % 4 else limit for limit in limits]
+    drafter.budget.keep = lambda draft: Draft.from_chains([[]] * draft.batch_size)
+    generate(llm, PROMPTS[:1], GREEDY)
+    (page,) = pages(llm, PROMPTS[:1])
+    assert page.sizes[1:6] == [1, 3, 1, 3, 1]
+
+
+def test_without_hidden_states_there_is_no_bound(make_llm: Any) -> None:
+    blind = evolve(LEDGER, plan=lambda *args: evolve(LEDGER.plan(*args), taps=()))
+    llm = make_llm(LEDGER_CONFIG, plugins=Offered(blind), max_num_batched_tokens=16)
+    observer, engine = observer_of(llm), llm.engine
+    observer.is_off = lambda request: True
+    request_id = engine.add_request([3, 4] * 30, GREEDY)
+    for _ in range(6):
+        engine.step()
+    assert not observer.is_lost(engine._requests[request_id])
+
+
+def test_many_requests_have_room(ledger_llm: Any) -> None:
+    """Each may have as many tokens as a step, and is lost with more."""
+    llm = ledger_llm(max_num_batched_tokens=16)
+    observer, engine = observer_of(llm), llm.engine
+    observer.is_off = lambda request: True
+    ids = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS]
+    for _ in range(8):
+        engine.step()
+    assert observer._arrears.num_tokens > 2 * 16
+    assert not any(observer.is_lost(engine._requests[each]) for each in ids)
+    for _ in range(8):
+        engine.step()
+    assert all(observer.is_lost(engine._requests[each]) for each in ids)
+
+
+def test_an_interrupt_while_storing_leaves_nothing(ledger_llm: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    llm = ledger_llm()
+    observer, keep = observer_of(llm), Arrears.keep
+    observer.is_off = lambda request: True
+
+    def interrupted(self: Any, *args: Any) -> None:
+        num_tokens = self.num_tokens
+        keep(self, *args)
+        self.num_tokens = num_tokens  # it comes before this line
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Arrears, "keep", interrupted)
+    llm.engine.add_request(PROMPTS[0], GREEDY)
+    with pytest.raises(KeyboardInterrupt):
+        llm.engine.step()
+    assert not llm.engine.has_unfinished
+    assert (observer._arrears.num_tokens, observer._arrears._num_rows) == (0, 0)
 
 
 def test_a_request_that_is_off_is_not_observed(ledger_llm: Any, generate: Any) -> None:

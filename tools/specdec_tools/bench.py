@@ -30,7 +30,7 @@ WARM_UP = 8
 
 
 @click.command("bench", cls=ModelCommand)
-@model_options(method="ngram", num_speculative_tokens=8, many_configs=True)
+@model_options(method="ngram", many_configs=True)
 @click.option(
     "--prompts",
     "prompts_file",

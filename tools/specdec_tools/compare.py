@@ -147,7 +147,10 @@ class TimedModel:
         """Complete the prompts and time it. Raises SpecdecError if the model's logits were not finite.
 
         load: how the requests arrive. None: they are submitted together.
+
+        Before, the proposers forget earlier runs: they would find the outputs of the same prompts.
         """
+        self.llm.engine.forget()
         self.plugins.reports.clear()
         self.plugins.report_times.clear()
         return self._batch(prompts, params) if load is None else self._serve(prompts, params, load)

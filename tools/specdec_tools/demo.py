@@ -30,7 +30,7 @@ SEED = 0  # for temperatures above 0
 
 
 @click.command("demo", cls=ModelCommand)
-@model_options(method="ngram", num_speculative_tokens=8, dtype="float32")
+@model_options(method="ngram", dtype="float32")
 @click.option("--max-tokens", type=int, default=256, show_default=True, help="Most tokens per result.")
 @click.option("--temperature", type=float, default=0.0, show_default=True, help="0: greedy decoding.")
 @click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Draw the first task and the table.")

@@ -114,8 +114,8 @@ class Figures:
         return cls(
             num_tokens=sum(map(len, completions)),
             num_plain_tokens=sum(len(tokens) for c in comparisons for tokens in c.plain[-1].token_ids),
-            plain_s=sum(median(run.seconds for run in c.plain) for c in comparisons),
-            speculative_s=sum(median(run.seconds for run in c.speculative) for c in comparisons),
+            plain_s=sum(_usual_s(c.plain) for c in comparisons),
+            speculative_s=sum(_usual_s(c.speculative) for c in comparisons),
             drafts=totals.drafts,
             contexts=by_context(speculative),
             groups=by_group(comparisons),
@@ -133,6 +133,14 @@ class Figures:
             is_open=any(c.is_open for c in comparisons),
             distinct_ngrams=num_distinct / num_ngrams if num_ngrams else None,
         )
+
+
+def _usual_s(runs: Sequence[Run]) -> float:
+    """The seconds of the last run's tokens at the median speed of all runs: above temperature 0 lengths differ."""
+    numbers = [sum(map(len, run.token_ids)) for run in runs]
+    if not all(numbers):
+        return median(run.seconds for run in runs)
+    return numbers[-1] / median(number / run.seconds for number, run in zip(numbers, runs, strict=True))
 
 
 def _decoding(runs: Sequence[Run]) -> Decoding:

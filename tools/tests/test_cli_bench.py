@@ -46,7 +46,7 @@ def test_built_in_prompts(bench, tmp_path):
     lines = result.stdout.splitlines()
     words = " ".join(result.stdout.split())
     ran = " in float32 on cpu, temperature 0, batches of 1, at most 12 tokens each; bigram with "
-    options = "num_speculative_tokens=8, adaptive_draft_length=False, most=2, verifier=auto"
+    options = "num_speculative_tokens=5, adaptive_draft_length=False, most=2, verifier=auto"
     assert words.count(f"{ran}{options}; python ") == 6
     assert max(map(len, lines)) <= 80
     assert [row(result.stdout, name)[::2] for name in ("edit", "write", "total")] == [
@@ -59,13 +59,13 @@ def test_built_in_prompts(bench, tmp_path):
     found = json.loads(output.read_text())
     assert found["settings"]["llm"]["speculative_config"] == {
         "method": "bigram",
-        "num_speculative_tokens": 8,
+        "num_speculative_tokens": 5,
         "most": 2,
     }
     (configuration,) = found["configurations"]
     assert configuration["speculative_config"] == {
         "method": "bigram",
-        "num_speculative_tokens": 8,
+        "num_speculative_tokens": 5,
         "most": 2,
         "adaptive_draft_length": False,
         "verifier": "auto",
@@ -77,7 +77,7 @@ def test_built_in_prompts(bench, tmp_path):
         found["total"],
     )
     assert (found["settings"]["runs"], found["settings"]["prompts"]) == (2, "built-in")
-    assert (found["model"]["dtype"], found["num_speculative_tokens"]) == ("float32", 8)
+    assert (found["model"]["dtype"], found["num_speculative_tokens"]) == ("float32", 5)
     computing = {plugin.distribution for plugin in Plugins.load().listing() if "ops" in plugin.provides}
     assert {"torch", "transformers", "specdec-core", "python", "dist-bigram", *computing} == set(found["versions"])
     assert {"processor", "threads", "device", "system"} == set(found["machine"])

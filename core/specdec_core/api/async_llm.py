@@ -15,7 +15,7 @@ from specdec_core.api.prompts import Messages, Prompt, TokenizedPrompt
 from specdec_core.api.session import Session
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.config.speculative import SpeculativeConfig
-from specdec_core.engine.metrics import Counter, Gauge, Vector
+from specdec_core.engine.metrics import Metric
 from specdec_core.engine.request import Piece, Request
 from specdec_core.errors import SpecdecError
 
@@ -89,7 +89,7 @@ class AsyncLLM:
         """The tokenizer from transformers; None with skip_tokenizer_init=True."""
         return self._session.prompts.tokenizer
 
-    def get_metrics(self) -> list[Counter | Vector | Gauge]:
+    def get_metrics(self) -> list[Metric]:
         """The engine's metrics: counts since this object was created, and how busy the engine is now. Each has a `name`
         and a `value`."""
         return self._session.read_metrics()

@@ -18,7 +18,7 @@ from specdec_core.api.prompts import PromptReader, TokenizedPrompt
 from specdec_core.config.fields import shown
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.engine.engine import Engine
-from specdec_core.engine.metrics import LOG_INTERVAL_S, Counter, Gauge, Metrics, Vector
+from specdec_core.engine.metrics import LOG_INTERVAL_S, Metric, Metrics
 from specdec_core.engine.request import Piece, Request
 from specdec_core.errors import ConfigError
 
@@ -80,7 +80,7 @@ class Session:
         report = self.engine.step()
         self.metrics.update(report, perf_counter() - started, lambda: self.engine.load)
 
-    def read_metrics(self) -> list[Counter | Vector | Gauge]:
+    def read_metrics(self) -> list[Metric]:
         return self.metrics.read(self.engine.load)
 
     def close(self) -> None:

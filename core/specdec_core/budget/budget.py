@@ -14,7 +14,7 @@ from attrs import evolve
 
 from specdec_core.budget.choice import Expected, best_levels, best_nodes
 from specdec_core.budget.clock import Clock
-from specdec_core.budget.cost_curve import CostCurve
+from specdec_core.budget.cost_curve import NUM_UNMEASURED, CostCurve
 from specdec_core.budget.coverage import expected_with, worth_beside
 from specdec_core.budget.levels import Levels
 from specdec_core.budget.nodes import Nodes, without
@@ -25,7 +25,7 @@ from specdec_core.contracts.proposer import RequestView
 
 RETRY_TOKENS = 4
 """Draft tokens of a request that is tried again."""
-MOST_LEVELS = 64
+MOST_CHOSEN = 64
 """Levels that are considered before drafting; a request for which all of them pay may have any number."""
 LEAST_RATIO = 4
 """Draft tokens are judged one by one only if verifying them takes at least this many times as long as judging."""
@@ -38,6 +38,10 @@ NUM_HELD = 8
 drafted meanwhile: choosing and learning each take as long as a small draft."""
 NUM_IDLE = 32
 """Steps for which the choice holds that no request drafts: only costs may change meanwhile."""
+OUTLIER = 4.0
+"""Drafting that took longer than this many times the usual was interrupted, and counts as that."""
+MOST_TOKENS = 2.5
+"""Plain steps are not measured where a request gets more output tokens in a step: drafting hardly is a loss there."""
 
 
 class Held(NamedTuple):
@@ -83,6 +87,9 @@ class Budget:
         self._is_all_off = False
         self._retries = Retries()
         self._can_retry = True  # some request of the last step may have draft tokens
+        self._is_sample = False  # nothing is drafted in this step, to measure a plain one
+        self._next_sample = 0  # the first step in which that may be so
+        self._tokens_per_request = 0.0  # expected in a step, by the last choice; 0: none drafts
         self._num_retried = 0  # requests that draft in this step only because they are tried again
         self._judged: set[str] = set()  # ids of requests about which `share` has decided
         self._num_steps = 0
@@ -98,7 +105,7 @@ class Budget:
         self._levels: Levels | None = None
         self._so_far = Expected(0, 0)
         self._drafted_s = 0.0
-        self._started = self._began = 0.0  # when the step's drafts did, with late observations and without
+        self._began = 0.0  # when the proposer was asked for the step's drafts
 
     def start(self, request: RequestView, *, is_sampled: bool, may_sample: bool = False) -> None:
         """is_sampled: whether the request has a temperature above 0. may_sample: as in `ProposerBatch`."""
@@ -127,7 +134,8 @@ class Budget:
 
     def begin_idle(self, requests: Sequence[RequestView]) -> None:
         """Decide that these requests, of which none drafts in this step, do not draft in the next ones."""
-        self._idle, self._num_idle = list(requests), 0
+        if not self._is_sample:
+            self._idle, self._num_idle = list(requests), 0
 
     def pass_idle_step(self) -> None:
         """Count a step in which no proposer was asked."""
@@ -140,14 +148,16 @@ class Budget:
         limits: the most draft tokens that each request may have.
         so_far: what the step is expected to yield without drafts of this proposer.
         """
-        self._started, self._idle = perf_counter(), None
-        self._so_far, self._num_retried, self._drafted_s = so_far, 0, 0.0
+        self._idle = None
+        self._so_far, self._num_retried, self._drafted_s, self._is_sample = so_far, 0, 0.0, False
         asked = [request for request, limit in zip(requests, limits, strict=True) if limit]
         self._can_retry = bool(asked)
         if not asked:
             return list(limits)
         most = [limit for limit in limits if limit]
         self._worth = ALL
+        if self._wants_plain_step(requests) or self._stays_off(asked, most):
+            return [0] * len(limits)
         if so_far.covered is not None:
             self._worth = worth_beside(so_far.covered[np.flatnonzero(limits)], self.survival, self._rows_of(asked))
         numbers = self._with_retries(most, self._numbers(asked, most))
@@ -172,7 +182,8 @@ class Budget:
         size = len(limits)
         first_s = self._first.seconds(size)
         so_far = evolve(self._so_far, draft_s=self._so_far.draft_s + first_s)
-        level_s = self._level.seconds(size)
+        # In a retry, and if none was measured lately, levels go on whatever they cost, which is then measured again.
+        level_s = 0.0 if self._num_retried else self._level.recent_seconds(size, self._num_steps)
         self._levels = Levels(self._rows, limits, self.survival, self._worth, self._curve.seconds, so_far, level_s)
         return self._levels
 
@@ -185,9 +196,6 @@ class Budget:
         self._judges_nodes = draft.scores is not None and draft.q is None and is_read
         now = perf_counter()
         drafted_s = self._drafted_s = now - self._began
-        self._time(levels, size, drafted_s)
-        if self._num_retried:
-            self._pay_retry(now - self._started, size)
         # q is large, and not looked at.
         whole = draft if draft.q is None else evolve(draft, q=None, q_to_target=None, q_ids=None)
         if draft.num_nodes:
@@ -197,6 +205,21 @@ class Budget:
                 self._cutting.add(size, perf_counter() - now, self._num_steps)
         self._past.append(Past(self._requests, self._rows, [len(r.token_ids) for r in self._requests], whole))
         return draft
+
+    def end_drafting(self, seconds: float, late_s: float) -> None:
+        """Count the time that a draft took, from `share` to the end of what follows `keep`. seconds: without late
+        observations, which took late_s."""
+        levels, size, step = self._levels, len(self._requests), self._num_steps
+        usual_s = self._first.seconds(size) + RETRY_TOKENS * self._level.seconds(size)
+        if levels is None or levels.first_s is None or not levels.num_forwarded:
+            self._first.add(size, seconds, step)
+        else:
+            level_s = (self._drafted_s - levels.first_s) / levels.num_forwarded
+            self._first.add(size, seconds - level_s * levels.num_forwarded, step)
+            self._level.add(size, level_s, step)
+        if self._num_retried:
+            seconds = min(seconds, OUTLIER * usual_s) if usual_s else seconds
+            self._pay_retry(seconds * self._num_retried / size + late_s)
 
     def after(self, requests: Sequence[RequestView], draft: Draft | None) -> Expected:
         """What the step is expected to yield together with a draft of this proposer. requests, draft: all that are
@@ -243,17 +266,44 @@ class Budget:
             return [limit if number else 0 for number, limit in zip(numbers, limits, strict=True)]
         return [min(number, limit) for number, limit in zip(numbers, limits, strict=True)]
 
+    def _wants_plain_step(self, requests: Sequence[RequestView]) -> bool:
+        """Whether nothing is drafted in this step, so that a plain one is measured: else nothing would show that plain
+        decoding has become faster than it seems."""
+        self._is_sample = (
+            0 < self._tokens_per_request <= MOST_TOKENS
+            and self._num_steps >= self._next_sample
+            and self._so_far.num_rows == len(requests)
+            and self._curve.is_out_of_date(len(requests))
+        )
+        if self._is_sample:
+            self._next_sample = self._num_steps + NUM_UNMEASURED
+        return self._is_sample
+
+    def _stays_off(self, requests: Sequence[RequestView], limits: list[int]) -> bool:
+        """Whether none of these requests drafts, since none did lately without the drafts of other proposers, which can
+        only lower the gain."""
+        held = self._held
+        if self._so_far.covered is None or held is None or any(held.numbers) or self._retries.is_due:
+            return False
+        if not held.is_for(requests, limits):
+            return False
+        self._held = held._replace(age=held.age + 1)
+        return True
+
     def _choose(self, rows: np.ndarray, limits: list[int]) -> list[int]:
         size = max(1, round(self._nodes_per_level))
-        num_levels = min(ceil(max(limits) / size), MOST_LEVELS)
+        num_levels = min(ceil(max(limits) / size), MOST_CHOSEN)
         gains = self.survival.of_levels(rows, 0, num_levels).cumprod(axis=1) * self._worth[:, None]
         gains *= size * np.arange(num_levels) < np.array(limits)[:, None]
+        found = self.survival.of_any(rows)  # it pays for draft tokens only where there are any
+        gains *= found[:, None]
         num_requests = len(limits)
         level_s = self._level.seconds(num_requests)
         first_s = self._first.seconds(num_requests) + self._observe.seconds(num_requests) - level_s
-        sizes = np.full(num_requests, size)
-        chosen = best_levels(gains, sizes, self._so_far, self._curve.seconds, first_s, level_s).tolist()
-        return [self._most if number == MOST_LEVELS else number * size for number in chosen]
+        chosen = best_levels(gains, size * found, self._so_far, self._curve.seconds, first_s, level_s)
+        expected = (gains * (np.arange(num_levels) < chosen[:, None])).sum() if chosen.any() else -num_requests
+        self._tokens_per_request = 1 + float(expected) / num_requests  # 0: none drafts
+        return [self._most if number == MOST_CHOSEN else number * size for number in chosen.tolist()]
 
     def _mark_off(self, ids: list[str], numbers: list[int]) -> None:
         self._judged.update(ids)
@@ -268,20 +318,11 @@ class Budget:
         self._num_retried = numbers.count(0)
         return [number or min(limit, RETRY_TOKENS) for number, limit in zip(numbers, limits, strict=True)]
 
-    def _pay_retry(self, drafted_s: float, num_drafting: int) -> None:
-        """Charge the requests that are tried again for their draft tokens, and for drafting and observing if no other
-        drafts."""
+    def _pay_retry(self, drafted_s: float) -> None:
+        """Charge the requests that are tried again for their draft tokens, and for drafting and observing. drafted_s:
+        their part of the time of drafting, and of late observations."""
         more_s = self._curve.more_s(self._so_far.num_rows, self._num_retried * RETRY_TOKENS)
-        if num_drafting == self._num_retried:
-            more_s += drafted_s + self._observe.seconds(num_drafting)
-        self._retries.pay(more_s)
-
-    def _time(self, levels: Levels | None, size: int, drafted_s: float) -> None:
-        if levels is None or levels.first_s is None or not levels.num_forwarded:
-            self._first.add(size, drafted_s, self._num_steps)
-        else:
-            self._first.add(size, levels.first_s, self._num_steps)
-            self._level.add(size, (drafted_s - levels.first_s) / levels.num_forwarded, self._num_steps)
+        self._retries.pay(more_s + drafted_s + self._observe.seconds(self._num_retried))
 
     def _is_worth_cutting(self, draft: Draft) -> bool:
         """Whether the forward pass takes so much longer with the draft tokens that judging them one by one pays. Now

@@ -12,7 +12,7 @@ class Expected:
 
     num_tokens: output tokens.
     num_rows: tokens in the target's forward pass.
-    draft_s: seconds of drafting.
+    draft_s: seconds of drafting, and of all that is neither drafting nor the target's forward pass and verification.
     covered: float64 [requests, depths], how likely the drafts of other proposers are to have the right token at each
         depth; None: there are none.
     """
@@ -30,7 +30,7 @@ def best_levels(
     per second are highest. All 0 if no level raises them.
 
     gains: float64 [n, num_levels], how many more accepted tokens each level is expected to bring; never rising.
-    sizes: int64 [n], the draft tokens of a level of each request.
+    sizes: int64 or float64 [n], the draft tokens, or expected ones, of a level of each request.
     seconds: float64, of the target's forward pass by its number of tokens (`CostCurve.seconds`).
     first_s: seconds of drafting anything at all. level_s: of each level, for all requests together.
     """
@@ -62,5 +62,9 @@ def best_nodes(gains: np.ndarray, so_far: Expected, seconds: np.ndarray) -> np.n
 
 
 def _at(seconds: np.ndarray, rows: np.ndarray | int) -> np.ndarray:
-    found: np.ndarray = seconds[np.minimum(rows, len(seconds) - 1)]
+    rows = np.minimum(rows, len(seconds) - 1)
+    below = rows.astype(np.int64)
+    found: np.ndarray = seconds[below]
+    if rows.dtype.kind == "f":
+        found = found + (rows - below) * (seconds[np.minimum(below + 1, len(seconds) - 1)] - found)
     return found

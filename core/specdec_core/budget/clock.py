@@ -19,27 +19,33 @@ class Clock:
         self._recent: dict[int, Recent] = {}
         self._num_skipped: dict[int, int] = {}
         self._medians: dict[int, float] = {}
+        self._measured: dict[int, int] = {}  # by size: the step of the last measurement
 
     def add(self, batch_size: int, seconds: float, step: int) -> None:
         """Count a measurement. step: the number of the step in which it was made."""
         size = batch_size.bit_length()
-        if step % NUM_BETWEEN and size in self._recent and self._recent[size].is_full:
+        if step % NUM_BETWEEN and size in self._recent and self._recent[size].is_full(step):
             return
         if self._num_skipped.get(size, 0) < NUM_SKIPPED:
             self._num_skipped[size] = self._num_skipped.get(size, 0) + 1
             return
         recent = self._recent.setdefault(size, Recent(MOST_AGE))
         recent.add(seconds, step)
+        self._measured[size] = step
         needed = 1 if size in self._medians else NUM_NEEDED  # a retry may be the first measurement for long
         if (found := recent.median(step, needed)) is not None:
             self._medians[size] = found
 
     def seconds(self, batch_size: int) -> float:
-        """The time for a batch; if none of its size was measured, that of the nearest size. 0 while there are too
-        few measurements: a method is tried before it is judged."""
-        if not self._medians:
-            return 0.0
+        """The time for a batch; if none of its size was measured, that of the nearest smaller size. 0 while there are
+        too few measurements of any: a method is tried before it is judged, also at a size that is smaller than all
+        before, which larger ones would make seem too dear to try."""
         size = batch_size.bit_length()
-        if size not in self._medians:
-            size = min(self._medians, key=lambda known: abs(known - size))
-        return self._medians[size]
+        smaller = [known for known in self._medians if known <= size]
+        return self._medians[max(smaller)] if smaller else 0.0
+
+    def recent_seconds(self, batch_size: int, step: int) -> float:
+        """The same, but 0 if the last measurement of this size was made long before this step: what seemed too dear
+        would never be measured again."""
+        last = self._measured.get(batch_size.bit_length())
+        return 0.0 if last is not None and last <= step - MOST_AGE else self.seconds(batch_size)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from statistics import median
 
 import numpy as np
 
@@ -12,15 +13,18 @@ MOST_AGE = 128
 """Of measurements, in measured steps."""
 NUM_BETWEEN = 32
 """Measured steps between two updates of the table."""
+NUM_UNMEASURED = 256
+"""Measured steps after which a number of tokens counts as not measured lately."""
 
 
 class CostCurve:
     """Estimates the seconds that a step takes in the target's forward pass and in verification, from the number of
     tokens in the forward pass. Drafting is not included.
 
-    The shape of the curve is measured when the engine is built. Steps that the engine runs correct it: for each size
-    that was measured, by the median ratio of the steps' times to the curve. A size without such steps takes the ratio
-    of its neighbors. So the estimates follow longer contexts, sampling parameters and the load of the machine.
+    The shape of the curve is measured when the engine is built. Steps that the engine runs correct it: for numbers of
+    tokens of similar size (a bin), by the median ratio of the steps' times to the curve. A bin that never had a step
+    takes the ratio of its neighbors. If a bin had none lately, its ratio changes by as much as those of the others. So
+    the estimates follow longer contexts, sampling parameters and the load of the machine.
 
     measured: seconds by number of tokens, for one or more numbers.
     max_tokens: the most tokens of a forward pass.
@@ -29,21 +33,23 @@ class CostCurve:
     """
 
     def __init__(self, measured: Mapping[int, float], max_tokens: int) -> None:
-        self._sizes = np.array(sorted(measured))
+        self._sizes = np.array(list(sizes_up_to(max_tokens)))  # of the bins
         self._logs = np.log(np.arange(1, max_tokens + 1))
-        self._measured = np.array([measured[size] for size in self._sizes.tolist()])
-        self._ratios = [Recent(MOST_AGE) for _ in measured]
+        self._recent = [Recent(MOST_AGE) for _ in self._sizes]
+        self._ratios: dict[int, float] = {}  # of the bins that were measured
         self._num_steps = 0
-        self._base = self._interpolated(max_tokens)
+        self._measured_at = [0] * len(self._sizes)  # of each bin: the last step
+        self._base = _never_falling(_interpolated(measured, max_tokens))
         bins = np.abs(np.subtract.outer(self._logs, np.log(self._sizes))).argmin(axis=1)
         self._expected = list(zip(bins.tolist(), self._base[1:].tolist(), strict=True))  # of each number of tokens
-        self.seconds = np.maximum.accumulate(self._base)
+        self.seconds = self._base
 
     def add(self, num_tokens: int, seconds: float) -> None:
         """Correct the curve by one step."""
         self._num_steps += 1
         nearest, expected_s = self._expected[num_tokens - 1]
-        self._ratios[nearest].add(seconds / expected_s, self._num_steps)
+        self._recent[nearest].add(seconds / expected_s, self._num_steps)
+        self._measured_at[nearest] = self._num_steps
         if self._num_steps % NUM_BETWEEN == 0:
             self._correct()
 
@@ -52,18 +58,48 @@ class CostCurve:
         most = len(self.seconds) - 1
         return float(self.seconds[min(num_tokens + more, most)] - self.seconds[min(num_tokens, most)])
 
-    def _correct(self) -> None:
-        medians = [ratios.median(self._num_steps) for ratios in self._ratios]
-        known = {size: each for size, each in zip(self._sizes.tolist(), medians, strict=True) if each is not None}
-        if known:
-            of_each = np.interp(self._logs, np.log(list(known)), list(known.values()))
-            self.seconds = np.maximum.accumulate(self._base * np.concatenate([of_each[:1], of_each]))
+    def is_out_of_date(self, num_tokens: int) -> bool:
+        """Whether many steps were measured since the last one of about so many tokens."""
+        nearest: int = self._expected[num_tokens - 1][0]
+        return self._measured_at[nearest] <= self._num_steps - NUM_UNMEASURED
 
-    def _interpolated(self, max_tokens: int) -> np.ndarray:
-        """The measured curve at 0 to max_tokens tokens. Beyond the largest measured size it goes on as a line."""
-        numbers, sizes, measured = np.arange(max_tokens + 1), self._sizes, self._measured
-        curve: np.ndarray = np.interp(numbers, sizes, measured)
-        if max_tokens > sizes[-1]:
-            last = (measured[-1] - measured[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else measured[-1]
-            curve = np.where(numbers > sizes[-1], measured[-1] + max(0.0, last) * (numbers - sizes[-1]), curve)
-        return curve
+    def _correct(self) -> None:
+        last = self._num_steps - NUM_BETWEEN
+        medians = {i: self._recent[i].median(self._num_steps) for i, at in enumerate(self._measured_at) if at > last}
+        fresh = {i: ratio for i, ratio in medians.items() if ratio is not None}
+        if not fresh:
+            return
+        if changes := [ratio / self._ratios[i] for i, ratio in fresh.items() if i in self._ratios]:
+            change = median(changes)
+            self._ratios = {i: ratio * change for i, ratio in self._ratios.items()}
+        self._ratios |= fresh
+        known = sorted(self._ratios)
+        of_each = np.interp(self._logs, np.log(self._sizes[known]), [self._ratios[i] for i in known])
+        self.seconds = _never_falling(self._base * np.concatenate([of_each[:1], of_each]))
+
+
+def sizes_up_to(most: int) -> Iterator[int]:
+    """1, 2, 3, 4, 6, 8, 12, 16, 24 and so on, up to `most`."""
+    size = 1
+    while size <= most:
+        yield size
+        if size > 1 and size + size // 2 <= most:
+            yield size + size // 2
+        size *= 2
+
+
+def _never_falling(seconds: np.ndarray) -> np.ndarray:
+    """Lower what is above a later value: single measurements may be too slow, and none is too fast."""
+    lowered: np.ndarray = np.minimum.accumulate(seconds[::-1])[::-1]
+    return lowered
+
+
+def _interpolated(measured: Mapping[int, float], max_tokens: int) -> np.ndarray:
+    """The measured curve at 0 to max_tokens tokens. Beyond the largest measured size it goes on as a line."""
+    sizes = np.array(sorted(measured))
+    numbers, seconds = np.arange(max_tokens + 1), _never_falling(np.array([measured[size] for size in sizes.tolist()]))
+    curve: np.ndarray = np.interp(numbers, sizes, seconds)
+    if max_tokens > sizes[-1]:
+        last = (seconds[-1] - seconds[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else seconds[-1]
+        curve = np.where(numbers > sizes[-1], seconds[-1] + last * (numbers - sizes[-1]), curve)
+    return curve

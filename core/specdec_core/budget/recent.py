@@ -20,8 +20,9 @@ class Recent:
         self._newest: deque[tuple[int, float]] = deque(maxlen=NUM_KEPT)
         self._most_age = most_age
 
-    @property
-    def is_full(self) -> bool:
+    def is_full(self, step: int) -> bool:
+        """Whether there are as many as are kept, as of a step."""
+        self._drop_old(step)
         return len(self._newest) == NUM_KEPT
 
     def add(self, value: float, step: int) -> None:
@@ -30,6 +31,9 @@ class Recent:
 
     def median(self, step: int, needed: int = NUM_NEEDED) -> float | None:
         """The median as of a step; None if there are fewer measurements than needed."""
+        self._drop_old(step)
+        return median(value for _, value in self._newest) if len(self._newest) >= max(1, needed) else None
+
+    def _drop_old(self, step: int) -> None:
         while self._newest and self._newest[0][0] <= step - self._most_age:
             self._newest.popleft()
-        return median(value for _, value in self._newest) if len(self._newest) >= needed else None

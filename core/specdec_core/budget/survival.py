@@ -18,11 +18,13 @@ EDGES = np.array([0.01, 0.03, 0.1, 0.2, 0.35, 0.5, 0.65, 0.8, 0.9, 0.97])
 NUM_SCORES = len(EDGES) + 1
 MOST_LEVELS = 32
 """Deeper draft tokens count as ones of this depth."""
+FOUND = 0.9
+"""How often to assume that a proposer finds any draft token where it is asked for some."""
 GUESS = 0.7
 """The acceptance rate to assume of draft tokens without scores, of sampled ones, and of levels."""
 MIDDLES = np.convolve(np.concatenate([[0.0], EDGES, [1.0]]), [0.5, 0.5], mode="valid")
-NODES = np.concatenate([MIDDLES, np.full(NUM_SCORES + MOST_LEVELS, GUESS)])
-"""The bins of nodes: chosen ones by score, first sampled ones by score, and those without score by depth."""
+NODES = np.concatenate([MIDDLES, np.full(NUM_SCORES, GUESS)])
+"""The bins of nodes with a score: chosen ones, and first sampled ones."""
 
 
 @frozen(eq=False)
@@ -38,12 +40,12 @@ class Past:
 class Survival:
     """Estimates for one proposer how likely draft tokens are to be accepted, given that their parents are.
 
-    Single tokens go by the score that the proposer gave them, or by their depth if it gives none. Levels, of which no
-    token is known yet, go by their depth. Both depend on the request's temperature and recent drafts (`Rates`).
-    Requests are named by their rows.
+    Single tokens go by the score that the proposer gave them. Levels, of which no token is known yet, and tokens
+    without a score go by their depth. Both depend on the request's temperature and recent drafts (`Rates`), and so
+    does how often there is any draft token. Requests are named by their rows.
 
-    Attribute: watch, called with the estimates, float64 [n], of draft tokens whose parents were accepted, and whether
-    they were, bool [n], before that is learned; None: it is not called.
+    Attribute: watch, called with the estimates, float64 [n], of draft tokens (of levels, if there are no scores) whose
+    parents were accepted, and whether they were, bool [n], before that is learned; None: it is not called.
     """
 
     def __init__(self, max_num_seqs: int) -> None:
@@ -51,12 +53,14 @@ class Survival:
         self._rows = RequestRows(max_num_seqs)
         self._nodes = Rates(max_num_seqs, NODES)
         self._levels = Rates(max_num_seqs, np.full(MOST_LEVELS, GUESS))
+        self._found = Rates(max_num_seqs, np.array([FOUND]))
 
     def start(self, request: RequestView, *, is_sampled: bool, may_sample: bool = False) -> None:
         """is_sampled: whether the request has a temperature above 0. may_sample: as in `ProposerBatch`."""
         row, group = self._rows.start(request), is_sampled + (is_sampled and may_sample)
         self._nodes.start(row, group)
         self._levels.start(row, group)
+        self._found.start(row, group)
 
     def finish(self, request: RequestView) -> None:
         self._rows.finish(request)
@@ -69,6 +73,12 @@ class Survival:
         """Update the estimates for these rows by what was learned since."""
         self._nodes.update(rows)
         self._levels.update(rows)
+        self._found.update(rows)
+
+    def of_any(self, rows: np.ndarray) -> np.ndarray:
+        """float64 [n]   the probability that the proposer finds any draft token for a request."""
+        found: np.ndarray = self._found.estimates[rows, 0]
+        return found
 
     def of_levels(self, rows: np.ndarray, above: int, number: int) -> np.ndarray:
         """float64 [n, number]   the probability that a token of each of the levels below depth `above` is accepted, if
@@ -88,24 +98,25 @@ class Survival:
         """Compare drafts with the tokens that their requests have emitted since, in later steps, too. Nothing is
         learned of draft tokens that are deeper than this text, or whose request has ended."""
         nodes = Nodes.of(*(each.draft for each in past))
-        width = int(nodes.depths.max(initial=0))
+        width, is_alive = int(nodes.depths.max(initial=0)), nodes.depths > 0
+        rows = np.concatenate([each.rows for each in past])
+        is_here = np.array([self._rows.get(request) is not None for each in past for request in each.requests])
+        found = np.bincount(nodes.requests[is_alive], minlength=len(rows)) > 0
+        self._found.add(rows[is_here], np.zeros(int(is_here.sum()), dtype=np.int64), found[is_here])
         if not width:
             return
-        texts, rows = self._texts(past, width), np.concatenate([each.rows for each in past])
-        is_alive = nodes.depths > 0
+        texts = self._texts(past, width)
         followed_by = texts[nodes.requests, nodes.depths - 1]
         is_accepted = nodes.accepted(texts)
         is_tried = is_alive & (followed_by >= 0) & ((nodes.parents < 0) | is_accepted[nodes.parents])
         if not is_tried.any():
             return
         requests, accepted, depths = nodes.requests[is_tried], is_accepted[is_tried], nodes.depths[is_tried]
-        if nodes.scores is None:
-            bins = 2 * NUM_SCORES + np.minimum(depths, MOST_LEVELS) - 1
-        else:
+        if nodes.scores is not None:
             bins = EDGES.searchsorted(nodes.scores[is_tried]) + NUM_SCORES * nodes.is_first[is_tried]
-        if self.watch is not None:
-            self.watch(self._nodes.estimates[rows[requests], bins], accepted)
-        self._nodes.add(rows[requests], bins, accepted)
+            if self.watch is not None:
+                self.watch(self._nodes.estimates[rows[requests], bins], accepted)
+            self._nodes.add(rows[requests], bins, accepted)
         levels = requests * width + depths - 1
         if not nodes.is_chain:
             is_level_accepted = np.zeros(len(texts) * width, dtype=bool)
@@ -113,7 +124,10 @@ class Survival:
             levels = np.unique(levels)
             accepted = is_level_accepted[levels]
         requests, depths = np.divmod(levels, width)
-        self._levels.add(rows[requests], np.minimum(depths, MOST_LEVELS - 1), accepted)
+        depths = np.minimum(depths, MOST_LEVELS - 1)
+        if nodes.scores is None and self.watch is not None:
+            self.watch(self._levels.estimates[rows[requests], depths], accepted)
+        self._levels.add(rows[requests], depths, accepted)
 
     def _texts(self, past: Sequence[Past], width: int) -> np.ndarray:
         """int64 [number of requests in all drafts, width]   the tokens that followed; -1: none, or not known."""

@@ -158,7 +158,8 @@ class Proposer(Protocol):
     - `finish` once, after which the engine never mentions the request again.
 
     Keep state of a request under its id. `close` comes last, once. All methods run in torch's inference mode. An
-    exception from any of them aborts the running requests and reaches the caller.
+    exception from any of them aborts the running requests and reaches the caller. A proposer of another class may lack
+    `close`, `forget` and `metrics`.
     """
 
     def start(self, request: RequestView) -> None:
@@ -186,14 +187,18 @@ class Proposer(Protocol):
     def close(self) -> None:
         """Save what must outlive the engine, such as a cache file. Called after `finish` for every started request,
         when the engine is closed (`LLM.close`, the end of `with LLM(...)`, `AsyncLLM.shutdown`), garbage-collected, or
-        the interpreter exits. In the last two cases an exception becomes a warning. A killed process never calls it.
-        Proposers of another class may lack it."""
+        the interpreter exits. In the last two cases an exception becomes a warning. A killed process never calls it."""
+        return
+
+    def forget(self) -> None:
+        """Forget what earlier requests showed, such as their outputs, as if the engine were new. Called while no
+        request runs, by benchmarks that complete the same prompts several times."""
         return
 
     def metrics(self) -> Sequence[Counter | Gauge]:
         """Return the proposer's own metrics, such as the size of a cache: `get_metrics` and the log have them, their
         names after "spec_decode_METHOD_". Called at any time, also from another thread during a step and after `close`:
-        only read numbers that the host has. Proposers of another class may lack it."""
+        only read numbers that the host has."""
         return ()
 
 

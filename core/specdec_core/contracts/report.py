@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from attrs import field, frozen
 
@@ -20,8 +20,12 @@ class StepReport:
     draft_s: float = 0.0
     target_s: float = 0.0  # of the forward pass and verification
     verify_s: float = 0.0  # of target_s: of verification; on a GPU also of waiting for the forward pass
+    other_s: float = 0.0  # of scheduling, of emitting tokens, and of compacting the KV cache
     num_preempted: int = 0
     num_cached_tokens: int = 0  # of requests that were admitted: found in the prefix cache, hence not computed
     accepted_per_request: Mapping[str, int] = field(factory=dict)  # of requests that had a live node
     output_per_request: Mapping[str, int] = field(factory=dict)  # output tokens, of requests that got some
+    first_token_s: Sequence[float] = ()  # from arrival on, of requests that got their first tokens
+    inter_token_s: Sequence[float] = ()  # since their last tokens, of others that got some
+    whole_request_s: Sequence[float] = ()  # from arrival on, of those that ended with these tokens
     verifier: str = ""  # that decided on the drafts; empty if there was none

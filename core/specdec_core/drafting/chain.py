@@ -60,15 +60,14 @@ class HostChain:
         distributions, index = self._distributions, torch.from_numpy(self._requests)
         probs = distributions.probs(logits, index)
         found = on_host(probs)
-        columns, scores, q_rows = found.argmax(axis=1), found.max(axis=1), None
+        columns, q_rows = found.argmax(axis=1), None
         if distributions.draws:
             is_sampled, q = on_host(distributions.is_sampled)[self._requests], probs.nan_to_num(0)
             drawn = self._batch.random.categorical(q, Stream.DRAFT, index, torch.full_like(index, len(self._levels)))
             columns = np.where(is_sampled, on_host(drawn), columns)
-            scores = found[np.arange(len(columns)), columns]
             q_rows = np.where(is_sampled, on_host(distributions.add(q, index)), -1)
         token_ids = to_target(self._target_ids, self._requests, columns)
-        return token_ids, scores, q_rows
+        return token_ids, found[np.arange(len(columns)), columns], q_rows
 
     def _goes_on(self, is_alive: np.ndarray, scores: np.ndarray) -> np.ndarray:
         """bool [n]   which of the requests that still grow get another token.

@@ -41,19 +41,25 @@ class _Segment:
         ends = accumulate(self.counts)
         return [of_steps[:, end - count : end].flatten(0, 1) for end, count in zip(ends, self.counts, strict=True)]
 
+    @property
+    def is_padded(self) -> bool:
+        """Whether the newest forward pass has rows of padding."""
+        return bool(self.steps) and any(len(each) > sum(self.counts) for each in self.steps[-1].values())
+
     def drop_padding(self) -> None:
-        """Keep only the tokens' rows of the last NUM_AT_ONCE steps: one copy for all, since one for each is slow."""
-        number, last = sum(self.counts), self.steps[-NUM_AT_ONCE:]
+        """Keep only the tokens' rows of the steps since it was called last: one copy for all, since one for each is
+        slow."""
+        number, last = sum(self.counts), self.steps[-((len(self.steps) - 1) % NUM_AT_ONCE + 1) :]
         of_steps = {tap: torch.stack([step[tap][:number] for step in last]) for tap in last[0]}
-        self.steps[-NUM_AT_ONCE:] = [{tap: each[j] for tap, each in of_steps.items()} for j in range(len(last))]
+        self.steps[-len(last) :] = [{tap: each[j] for tap, each in of_steps.items()} for j in range(len(last))]
 
 
 class Arrears:
     """Stores hidden states until the proposer sees them in a late observation.
 
-    Storing is cheap, since a request that does not draft should cost little more than in plain decoding: nothing is
-    copied, and as long as the requests stay the same, a forward pass is only added to a list. Once more than half of
-    all stored rows are of requests that are gone, the others get copies of their own.
+    Storing is cheap, since a request that does not draft should cost little more than in plain decoding: as long as the
+    requests stay the same, a forward pass is only added to a list. Padding is dropped now and then. Once more than half
+    of all stored rows are of requests that are gone, the others get copies of their own.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -75,9 +81,11 @@ class Arrears:
         """
         segment = self._open
         if segment is None or segment.requests != requests or segment.counts != counts:
+            if segment is not None and segment.is_padded:
+                segment.drop_padding()
             segment = self._open = self._begin(requests, counts)
         segment.steps.append(features)
-        if len(segment.steps) % NUM_AT_ONCE == 0 and any(len(each) > sum(counts) for each in features.values()):
+        if len(segment.steps) % NUM_AT_ONCE == 0 and segment.is_padded:
             segment.drop_padding()
         self.num_tokens += segment.num_live
         self._num_rows += segment.num_live
@@ -127,6 +135,10 @@ class Arrears:
         self._remove(request)
         self._compact()
 
+    def number_of(self, request: Request) -> int:
+        """The number of stored tokens of a request."""
+        return self._num_tokens(request.id) if request in self else 0
+
     def counts(self) -> dict[Request, int]:
         """The number of stored tokens of each request."""
         first = {request_id: places[0] for request_id, places in self._places.items()}
@@ -140,6 +152,8 @@ class Arrears:
                 self._num_rows -= segment.num_rows
             if segment is self._open:
                 self._open = None
+        if not self._places:  # an interrupt may have left other numbers
+            self._open, self.num_tokens, self._num_rows = None, 0, 0
 
     def _num_tokens(self, request_id: str) -> int:
         return sum(segment.counts[i] * len(segment.steps) for segment, i in self._places[request_id])

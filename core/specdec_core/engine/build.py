@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from functools import partial
 from typing import Any
 
@@ -13,7 +14,8 @@ from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import shown
 from specdec_core.contracts.kv import KVContext, KVManager
-from specdec_core.contracts.proposer import BuildContext, Proposer, ProposerSpec
+from specdec_core.contracts.proposer import BuildContext, Plan, Proposer, ProposerSpec
+from specdec_core.contracts.target import TargetInfo
 from specdec_core.engine.design import Design, Method, Speculating, explaining, make_design
 from specdec_core.engine.draft_kind import explain_target_kind
 from specdec_core.engine.draft_limits import DraftLimit
@@ -37,6 +39,8 @@ from specdec_core.models.model import speed_up
 from specdec_core.ops.padding import Padding
 from specdec_core.plugins import Plugins
 
+STORED_BYTES = 128 * 2**20
+"""Of hidden states that a proposer has not seen yet; more if a step's tokens have more."""
 CALLS = ("start", "propose", "observe", "reset", "finish")
 """The methods that every proposer must have. One that does not subclass Proposer may lack `close` and `metrics`."""
 
@@ -169,6 +173,7 @@ def _drafter(
         plan has no kv_layout.
     """
     number, layout = method.config.num_speculative_tokens, method.plan.kv_layout
+    max_tokens, most_each = _most_stored(method.plan, target.info, design.config)
     budget = None
     if curve is not None:
         in_place = layout is not None and layout.keeps_nodes
@@ -179,11 +184,22 @@ def _drafter(
         method.plan,
         num_speculative_tokens=number,
         group=group,
-        max_tokens=design.config.max_num_batched_tokens,
+        max_tokens=max_tokens,
+        most_each=most_each,
         vocab_size=target.info.vocab_size,
         device=target.info.device,
         budget=budget,
     )
+
+
+def _most_stored(plan: Plan, target: TargetInfo, config: EngineConfig) -> tuple[int, int]:
+    """How many tokens' hidden states may be stored for a proposer that sees them late, of all requests and of each.
+    Without hidden states, tokens are only counted."""
+    if not plan.taps:
+        return sys.maxsize, sys.maxsize
+    bytes_per_token = len(plan.taps) * target.hidden_size * target.dtype.itemsize
+    most_each = config.max_num_batched_tokens
+    return max(most_each, STORED_BYTES // bytes_per_token), most_each
 
 
 def _scheduler(design: Design, kv: KVManager, speculation: Speculation) -> Scheduler:

@@ -31,7 +31,8 @@ class Drafter:
     plan: what the proposer needs from the engine.
     num_speculative_tokens: the most draft tokens of a request in a step, for this proposer.
     group: the KV cache's group of its layers; None: it has none.
-    max_tokens: the most tokens whose hidden states are stored, to be shown to the proposer later.
+    max_tokens, most_each: the most tokens whose hidden states are stored, to be shown to the proposer later, of all
+        requests and of each.
     budget: decides how much to draft (adaptive_draft_length); None: as much as the scheduler allows.
     reads_drafts: whether drafts are checked on the host (`draft_check`) if their values can be read without waiting for
         a GPU. Other drafts are checked on their device (`safe_draft`). Some tests set it to False.
@@ -45,15 +46,18 @@ class Drafter:
         num_speculative_tokens: int,
         group: int | None,
         max_tokens: int,
+        most_each: int,
         vocab_size: int,
         device: torch.device,
         budget: Budget | None = None,
     ) -> None:
-        self.proposer, self.plan, self.observer = proposer, plan, Observer(proposer, plan, max_tokens, device)
+        self.proposer, self.plan = proposer, plan
+        self.observer = Observer(proposer, plan, max_tokens, most_each, device)
         self.budget, self.group = budget, group
         if budget is not None:
             self.observer.is_off = budget.is_off
         self.reads_drafts = True
+        self._asked: Sequence[Request] = ()  # the requests that it drafted for in this step
         self._num_speculative_tokens = num_speculative_tokens
         self._vocab_size, self._device = vocab_size, device
         self._safe_drafts = SafeDrafts(vocab_size)
@@ -87,6 +91,7 @@ class Drafter:
         If the draft's values are on a device only, also returns a `PendingCheck`, else None. A draft with a pending
         check is safe to compute with, but no token may be emitted before `PendingCheck.resolve`.
         """
+        started = perf_counter()
         pairs = zip(schedule.requests, schedule.budgets, strict=True)
         wanted = [self._limit(request, budget) if budget else 0 for request, budget in pairs]
         if self.budget is not None:
@@ -98,9 +103,12 @@ class Drafter:
             if may_idle and not any(wanted):
                 self.budget.begin_idle(schedule.requests)
         drafting = [request for request, budget in zip(schedule.requests, wanted, strict=True) if budget]
+        self._asked = drafting
         if not drafting:
             return None, None
+        before = perf_counter()
         self.observer.catch_up(drafting)
+        late_s = perf_counter() - before
         budgets = tuple(budget for budget in wanted if budget)
         root_positions = torch.tensor([r.num_tokens - 1 for r in drafting], device=self._device)
         batch = ProposerBatch(
@@ -117,17 +125,18 @@ class Drafter:
         )
         with self.proposer.called() as proposer:
             draft, check = self._checked(proposer.propose(batch), budgets)
-        if self.budget is not None:
-            draft = self.budget.keep(draft)
-        return spread(draft, wanted), check
+        if self.budget is None:
+            return spread(draft, wanted), check
+        draft = spread(self.budget.keep(draft), wanted)
+        self.budget.end_drafting(perf_counter() - started - late_s, late_s)
+        return draft, check
 
-    def observe(
-        self, schedule: Schedule, computed: Computed, draft: Draft, own: Draft | None, verdict: Verdict
-    ) -> None:
+    def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
         """Pass the hidden states of a forward pass to the proposer, if it wants them. The arguments are those of
         `Observer.observe`."""
         started = perf_counter()
-        num_shown = self.observer.observe(schedule, computed, draft, own, verdict)
+        asked, self._asked = self._asked, ()
+        num_shown = self.observer.observe(schedule, computed, draft, asked, verdict)
         if self.budget is not None and num_shown and not schedule.num_prefill_tokens:
             self.budget.observed(num_shown, perf_counter() - started)
 

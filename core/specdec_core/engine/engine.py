@@ -190,6 +190,14 @@ class Engine:
                 for request in list(self._requests.values()):
                     closing.callback(self._finish, request, "abort")
 
+    def forget(self) -> None:
+        """Let the proposers forget what earlier requests showed, such as their outputs. Raises SpecdecError while a
+        request is unfinished."""
+        self._check_open()
+        if self.has_unfinished:
+            raise SpecdecError("a request is unfinished: complete or cancel it before the proposers forget")
+        self._exclusively(self._speculation.forget)
+
     @torch.inference_mode()
     def step(self) -> StepReport:
         """Run one step: one forward pass of the target over the requests that the scheduler selects. If it selects no
@@ -206,19 +214,21 @@ class Engine:
         return report
 
     def _step(self) -> StepReport:
+        timer = StepTimer()
         self._end_lost()
         schedule = self._scheduler.schedule()
         self._speculation.announce(schedule)
         if not schedule.requests:
             return StepReport(num_preempted=len(schedule.preempted))
-        timer = StepTimer()
+        timer.end_other()
         draft, checks = self._speculation.propose(schedule)
         timer.end_drafting()
         computed = self._runner.run(schedule, draft)
         timer.end_forward_pass()
         decision = self._verification.decide(schedule, draft, computed, checks)
-        self.kv.compact(schedule.request_ids, schedule.num_known, decision.verdict)
         timer.end_verification()
+        self.kv.compact(schedule.request_ids, schedule.num_known, decision.verdict)
+        timer.end_other()
         self._speculation.observe(schedule, computed, draft, decision.verdict)
         timer.end_drafting()
         emitted = self._emit(schedule, computed, draft, decision.verdict)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from itertools import chain
 from statistics import fmean, median
 
 from attrs import define, field
@@ -20,8 +21,6 @@ MOST_TOKENS = 2.5
 """No step goes without drafts where a request gets more output tokens in a step: that is hardly a loss."""
 LOSS = 0.95
 """A smaller share of plain decoding's tokens per second is a loss. Times vary by less."""
-OUTLIER = 4.0
-"""A step counts as at most this many times the median."""
 
 
 @define
@@ -29,7 +28,7 @@ class _Steps:
     """The newest steps with about the same number of requests."""
 
     tokens: deque[float] = field(factory=lambda: deque(maxlen=NUM_STEPS))  # output tokens per request
-    seconds: deque[float] = field(factory=lambda: deque(maxlen=NUM_STEPS))  # with drafting
+    seconds: deque[tuple[int, float]] = field(factory=lambda: deque(maxlen=NUM_STEPS))  # by number of draft tokens
     plain: deque[float] = field(factory=lambda: deque(maxlen=NUM_STEPS))  # seconds without draft tokens and drafting
     since_plain: int = 0
     is_compared: bool = False
@@ -37,8 +36,12 @@ class _Steps:
     @property
     def speed_up(self) -> float:
         """Tokens per second as a multiple of plain decoding's."""
-        most = OUTLIER * median(self.seconds)
-        return fmean(self.tokens) / fmean(min(each, most) for each in self.seconds) * median(self.plain)
+        similar: dict[int, list[float]] = {}
+        for number, seconds in self.seconds:
+            similar.setdefault(number.bit_length(), []).append(seconds)
+        # Medians on both sides: a slow step of the machine counts on neither.
+        drafted_s = fmean(chain.from_iterable([median(each)] * len(each) for each in similar.values()))
+        return fmean(self.tokens) / drafted_s * median(self.plain)
 
 
 class LossWatch:
@@ -77,11 +80,12 @@ class LossWatch:
         steps = self._steps.setdefault(number.bit_length(), _Steps())
         steps.since_plain += 1
         if not report.num_nodes:
-            steps.plain.append(report.target_s)
+            steps.plain.append(report.target_s + report.other_s)
             steps.since_plain = 0
         if not skipped:
             steps.tokens.append(report.num_output_tokens / number)
-            steps.seconds.append(report.draft_s + report.target_s)
+            seconds = report.draft_s + report.target_s + report.other_s
+            steps.seconds.append((report.num_nodes, seconds))
         if steps.is_compared or len(steps.tokens) < NUM_STEPS or len(steps.plain) < NUM_PLAIN:
             return
         steps.is_compared = True

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from time import perf_counter
 
 import numpy as np
 import torch
 
+from specdec_core.budget.cost_curve import sizes_up_to
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.kv import KVManager
@@ -19,9 +19,10 @@ from specdec_core.errors import CapacityError
 
 CONTEXT = 64
 """Tokens before the root of the requests that are measured."""
-NUM_TIMED = 2
+NUM_ROUNDS, NUM_TIMED = 2, 2
+"""Each size is measured in two rounds, so that one bump of the machine does not slow both."""
 LONGEST_S = 1.0
-"""No larger step is measured after this many seconds. Beyond it, the curve goes on as a line."""
+"""No further step is measured after this many seconds. Beyond the largest one, the curve goes on as a line."""
 
 
 @torch.inference_mode()
@@ -41,7 +42,10 @@ def measure_steps(
     measured: dict[int, float] = {}
     context = max(1, min(CONTEXT, max_model_len - num_speculative_tokens - 2, max_num_batched_tokens))
     started = perf_counter()
-    for size in _sizes(min(max_num_seqs * (1 + num_speculative_tokens), max_num_batched_tokens)):
+    most = min(max_num_seqs * (1 + num_speculative_tokens), max_num_batched_tokens)
+    # First what one request needs: a slow model gets no further.
+    sizes = dict.fromkeys([1, min(1 + num_speculative_tokens, most), *sizes_up_to(most)])
+    for size in [*sizes] * NUM_ROUNDS:
         if len(measured) > 1 and perf_counter() - started > LONGEST_S:
             break
         chain = min(num_speculative_tokens, size - 1, max(0, max_model_len - context - 1))
@@ -49,22 +53,13 @@ def measure_steps(
         if left := size - sum(counts) - len(counts):
             counts.append(left - 1)
         if len(counts) > max_num_seqs or len(counts) * context > max_num_batched_tokens:
-            break
+            continue
         try:
-            measured[size] = _measure(runner, verification, kv, context, counts)
+            seconds = _measure(runner, verification, kv, context, counts)
         except CapacityError:
-            break
+            continue
+        measured[size] = min(seconds, measured.get(size, seconds))
     return measured
-
-
-def _sizes(most: int) -> Iterator[int]:
-    """1, 2, 3, 4, 6, 8, 12, 16, 24 and so on, up to `most`."""
-    size = 1
-    while size <= most:
-        yield size
-        if size > 1 and size + size // 2 <= most:
-            yield size + size // 2
-        size *= 2
 
 
 def _measure(
@@ -87,7 +82,7 @@ def _measure(
             kv.reserve(request.id, context + 1, number)
         _step(runner, verification, requests, context, [[]] * len(requests))
         for request in requests:
-            request.num_computed = context
+            request.num_computed = request.num_prompt_tokens = context  # what is timed decodes
         chains = [[(i + j) % size for j in range(number)] for i, number in enumerate(num_draft_tokens)]
         times = [_step(runner, verification, requests, 1, chains) for _ in range(1 + NUM_TIMED)]
         return min(times[1:])

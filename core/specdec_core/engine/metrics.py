@@ -16,6 +16,7 @@ from itertools import zip_longest
 from attrs import define, evolve, field, frozen
 
 from specdec_core.contracts.report import StepReport
+from specdec_core.engine.histogram import Histogram, Times
 from specdec_core.errors import PluginError
 
 LOG_INTERVAL_S = 10.0
@@ -49,6 +50,9 @@ class Gauge:
 
     name: str
     value: int | float
+
+
+Metric = Counter | Vector | Gauge | Histogram
 
 
 @frozen
@@ -132,6 +136,9 @@ class Totals:
     verify_s: float = 0.0
     step_s: float = 0.0
     steps_per_verifier: CounterOf[str] = field(factory=CounterOf)
+    first_token: Times = field(factory=Times)
+    inter_token: Times = field(factory=Times)
+    whole_request: Times = field(factory=Times)
 
     def add(self, report: StepReport, step_s: float) -> None:
         for num_accepted in report.accepted_per_request.values():
@@ -145,6 +152,9 @@ class Totals:
         self.target_s += report.target_s
         self.verify_s += report.verify_s
         self.step_s += step_s
+        self.first_token.add(report.first_token_s)
+        self.inter_token.add(report.inter_token_s)
+        self.whole_request.add(report.whole_request_s)
         if report.verifier:
             self.steps_per_verifier[report.verifier] += 1
 
@@ -233,7 +243,7 @@ class Metrics:
         if self._log_interval_s is not None and self._totals.step_s:
             logger.info("specdec: %s", self._totals.last_line())
 
-    def read(self, load: Load | None = None) -> list[Counter | Vector | Gauge]:
+    def read(self, load: Load | None = None) -> list[Metric]:
         """Return all metrics. load: how busy the engine is now; None: without the gauges of that."""
         totals, drafts = self._totals, self._totals.drafts
         per_pos = drafts.accepted_per_pos + [0] * (self._num_positions - len(drafts.accepted_per_pos))
@@ -260,6 +270,9 @@ class Metrics:
             Counter(f"{engine}num_preemptions", totals.num_preempted),
             Counter(f"{engine}prefix_cache_hits", totals.num_cached_tokens),
             Counter(f"{engine}step_seconds", totals.step_s),
+            totals.first_token.histogram(f"{engine}time_to_first_token_seconds"),
+            totals.inter_token.histogram(f"{engine}inter_token_latency_seconds"),
+            totals.whole_request.histogram(f"{engine}e2e_request_latency_seconds"),
             *gauges,
         ]
 

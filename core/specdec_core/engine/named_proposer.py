@@ -42,6 +42,13 @@ class NamedProposer:
                 raise TypeError(f"{shown(wrong[0])} is not a metric")
             return [evolve(metric, name=f"{self.name}_{metric.name}") for metric in found]
 
+    def forget(self) -> None:
+        """Let the proposer forget earlier requests, if it has a method `forget`."""
+        method = getattr(self.proposer, "forget", None)
+        with blaming(f"proposer {self.name!r}", "failed to forget earlier requests"), torch.inference_mode():
+            if callable(method):
+                method()
+
     def close(self) -> None:
         """Close the proposer, if it has a method `close`. Raises PluginError if that fails."""
         method = getattr(self.proposer, "close", None)

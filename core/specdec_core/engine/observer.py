@@ -40,13 +40,17 @@ class Observer:
         off.
     max_tokens: when more tokens would be stored, the hidden states of the request with the most are dropped, and it
         gets no drafts until it is preempted and starts over.
+    most_each: the same for the tokens of one request. No late observation has more tokens, either.
 
     The proposer never sees requests that ask for no drafts, or only for those of other methods.
     """
 
-    def __init__(self, proposer: NamedProposer, plan: Plan, max_tokens: int, device: torch.device) -> None:
+    def __init__(
+        self, proposer: NamedProposer, plan: Plan, max_tokens: int, most_each: int, device: torch.device
+    ) -> None:
         self.is_off: Callable[[Request], bool] = lambda request: False
-        self._proposer, self._plan, self._max_tokens = proposer, plan, max_tokens
+        self._proposer, self._plan, self._max_tokens, self._most_each = proposer, plan, max_tokens, most_each
+        self._room = most_each  # at least as many more tokens can be stored of each request
         self._arrears = Arrears(device)
         self._lost: WeakSet[Request] = WeakSet()  # the proposer has not seen some of their tokens
         self._last = NOTHING
@@ -55,19 +59,23 @@ class Observer:
         """Whether the proposer may draft for a request now."""
         return self.may_ever_draft(request) and not self.is_off(request)
 
-    def observe(self, schedule: Schedule, computed: Computed, draft: Draft, own: Draft | None, verdict: Verdict) -> int:
+    def observe(
+        self, schedule: Schedule, computed: Computed, draft: Draft, asked: Sequence[Request], verdict: Verdict
+    ) -> int:
         """Pass the hidden states of a forward pass (`computed`) to the proposer, or store them for later. Returns the
         number of requests that the proposer saw.
 
-        draft: of all proposers. own: this proposer's part of it, over all scheduled requests, too; None: it drafted for
-            none. verdict: the result of verification, on the host.
+        draft: of all proposers. asked: the requests that this proposer was asked to draft for in this step, though its
+            draft tokens may have been cut. verdict: the result of verification, on the host.
         """
+        self._last = NOTHING
         if not self._plan.observes:
             return 0
         wanted = [i for i, request in enumerate(schedule.requests) if self.may_ever_draft(request)]
-        # A request for which it drafted is observed at once, even if its drafting has been turned off since.
-        has_drafted = [0] * len(schedule.requests) if own is None else own.num_nodes_per_request
-        on = [i for i in wanted if has_drafted[i] or not self.is_off(schedule.requests[i])]
+        # A request for which it drafted is observed at once, even if its drafting has been turned off since: what the
+        # proposer has stored of the draft tokens is settled by their verdict.
+        drafted_for = {id(request) for request in asked}
+        on = [i for i in wanted if id(request := schedule.requests[i]) in drafted_for or not self.is_off(request)]
         if on:
             self.catch_up([schedule.requests[i] for i in on])
             taps, number = self._plan.taps, self._plan.top_tokens
@@ -90,18 +98,30 @@ class Observer:
             rows = None if all(counts) else torch.tensor(counts).nonzero().flatten()
             self._last = _Stored(schedule.requests, counts, sum(counts), rows)
         last, features = self._last, computed.features
-        if self._arrears.num_tokens + last.number > self._max_tokens:
+        if not self._has_room(last.number, 1):
             self._put_off(schedule, computed, verdict, range(len(last.requests)), list(last.counts))
         elif last.number:
             if last.rows is not None or len(features) > len(self._plan.taps):
                 taken = slice(None) if last.rows is None else last.rows.to(computed.batch.token_ids.device)
                 features = {tap: features[tap][taken] for tap in self._plan.taps}
             self._arrears.keep(last.requests, last.counts, features)
+            self._room -= 1
 
     def catch_up(self, requests: Sequence[Request]) -> None:
         """Show the proposer the stored hidden states of these requests, which are then no longer stored."""
-        if self._arrears.num_tokens and (late := self._arrears.take(requests)) is not None:
-            self._show(late)
+        if not self._arrears.num_tokens:
+            return
+        together: list[Request] = []
+        num_tokens = 0
+        for request in requests:
+            number = self._arrears.number_of(request)
+            if number and num_tokens + number > self._most_each:
+                self._show_late(together)
+                together, num_tokens = [], 0
+            if number:
+                together.append(request)
+                num_tokens += number
+        self._show_late(together)
 
     def begin(self, request: Request, *, is_whole: bool) -> None:
         """Note that a request starts, or starts over. is_whole: whether the proposer sees, or has cached, all of its
@@ -113,6 +133,10 @@ class Observer:
         self._arrears.drop(request)
         self._lost.discard(request)
         self._last = NOTHING
+
+    def _show_late(self, requests: Sequence[Request]) -> None:
+        if (late := self._arrears.take(requests)) is not None:
+            self._show(late)
 
     def _show(self, observation: Observation) -> None:
         with self._proposer.called() as proposer:
@@ -133,9 +157,10 @@ class Observer:
     ) -> None:
         """Store the hidden states of the requests with these indices, for which this proposer did not draft: of the
         first `counts` tokens of each that are final."""
-        requests = [schedule.requests[i] for i in off]
-        if self._arrears.num_tokens + sum(counts) > self._max_tokens:
+        requests, most = [schedule.requests[i] for i in off], max(counts, default=0)
+        if not self._has_room(sum(counts), most):
             self._make_room(dict(zip(requests, counts, strict=True)))
+        self._room -= most
         pairs = zip(requests, counts, strict=True)
         counts = [count if self.may_ever_draft(request) else 0 for request, count in pairs]
         if not any(counts):
@@ -147,16 +172,23 @@ class Observer:
             features = {tap: computed.features[tap].index_select(0, rows) for tap in self._plan.taps}
         self._arrears.keep(requests, counts, features)
 
+    def _has_room(self, number: int, most: int) -> bool:
+        """Whether so many more tokens can be stored, `most` of them of one request."""
+        return most <= self._room and self._arrears.num_tokens + number <= self._max_tokens
+
     def _make_room(self, added: dict[Request, int]) -> None:
         """Drop what is stored of the requests that would have the most tokens, until no more than max_tokens are stored
-        with `added`, {request: number of tokens}."""
+        with `added`, {request: number of tokens}, and no more than most_each of one request."""
         numbers = self._arrears.counts()
         for request, number in added.items():
             numbers[request] = numbers.get(request, 0) + number
         num_tokens = sum(numbers.values())
-        while num_tokens > self._max_tokens:
+        while numbers:
             most = max(numbers, key=numbers.__getitem__)
+            if num_tokens <= self._max_tokens and numbers[most] <= self._most_each:
+                break
             num_tokens -= numbers.pop(most)
             self._arrears.drop(most)
             self._lost.add(most)
         self._last = NOTHING
+        self._room = self._most_each - max((numbers[each] - added.get(each, 0) for each in numbers), default=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from time import perf_counter
 from typing import NamedTuple
 
 import numpy as np
@@ -44,6 +45,8 @@ class Request:
     logprobs, prompt_logprobs: None unless the sampling parameters ask for them. A prompt's first token has no logprob.
     error: the message for finish_reason "error"; else None.
     draft_turn: draft tokens that do not divide evenly go to the requests with the lowest numbers.
+    arrived_s, last_token_s: when it was submitted, and when it last got output tokens (None: not yet), in seconds of
+        `perf_counter`.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class Request:
         self.is_started = False  # the proposer knows of it
         self.may_draft = True
         self.draft_turn = 0
+        self.arrived_s = perf_counter()
+        self.last_token_s: float | None = None
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None  # the stop string or token id that ended it; None: anything else
         self.error: str | None = None

@@ -167,16 +167,22 @@ class Scheduler:
             request, num_free = self.waiting[0], self._kv.num_free_blocks
             if self._stuck is not None and request.id == self._stuck[0] and num_free <= self._stuck[1]:
                 break
-            request.num_cached_tokens = request.num_computed = self._cached(request)
-            num_known = min(request.num_pending, left)
-            # All of its known tokens must fit, though only a chunk is computed now: else it would be preempted at once.
-            has_room = self._kv.num_free_blocks * self._block_size > request.num_pending
-            if not has_room or not self._reserve(request, num_known, 0):
-                self._evict(request)
-                self._stuck = request.id, num_free
-                break
-            self._stuck = None
-            self.running.append(self.waiting.popleft())
+            try:
+                request.num_cached_tokens = request.num_computed = self._cached(request)
+                num_known = min(request.num_pending, left)
+                # All of its known tokens must fit, though only a chunk is computed now: else it would be preempted at
+                # once.
+                has_room = self._kv.num_free_blocks * self._block_size > request.num_pending
+                if not has_room or not self._reserve(request, num_known, 0):
+                    self._evict(request)
+                    self._stuck = request.id, num_free
+                    break
+                self._stuck = None
+                self.running.append(self.waiting.popleft())
+            except BaseException:  # an interrupt (Ctrl-C), too: it goes on waiting, with nothing in the KV cache
+                if request not in self.running:
+                    self._evict(request)
+                raise
             schedule.add(request, num_known)
             schedule.num_cached_tokens += request.num_cached_tokens
             request.draft_turn = next(self._turns)

@@ -10,6 +10,7 @@ from weakref import WeakSet
 import torch
 
 from specdec_core.budget.choice import Expected
+from specdec_core.budget.clock import Clock
 from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.report import StepReport
@@ -49,6 +50,7 @@ class Speculation:
         self._is_idle = False  # in this step
         self._own_drafts: list[Draft | None] = []  # of this step, by proposer
         self._own_counts = OwnCounts()
+        self._other, self._num_steps = Clock(), 0  # what else a step takes
         self._started: WeakSet[Request] = WeakSet()  # weak: a request's listener may refer to the engine
 
     def is_idle(self, requests: Sequence[Request]) -> bool:
@@ -94,7 +96,7 @@ class Speculation:
             self._own_drafts = [None] * len(self.drafters)
             return self._empty_draft(len(schedule.requests)), ()
         num_tokens = sum(request is not None for request in schedule.whole_requests)
-        so_far = Expected(num_tokens, sum(schedule.num_known))
+        so_far = Expected(num_tokens, sum(schedule.num_known), self._other.seconds(len(schedule.requests)))
         self._own_drafts, checks = [], []
         for i, drafter in enumerate(self.drafters, 1):
             draft, check = drafter.propose(schedule, so_far)
@@ -121,8 +123,8 @@ class Speculation:
             for drafter in self.drafters:
                 drafter.observer.put_off(schedule, computed, verdict)
             return
-        for drafter, own in zip(self.drafters, self._own_drafts, strict=True):
-            drafter.observe(schedule, computed, draft, own, verdict)
+        for drafter in self.drafters:
+            drafter.observe(schedule, computed, draft, verdict)
 
     def count(self, request_ids: Sequence[str], verdict: Verdict, accepted: Mapping[str, int]) -> None:
         """Count what each of several proposers contributed to a step. accepted: {request id: how many of its accepted
@@ -138,11 +140,13 @@ class Speculation:
             self._watch.add(report)
         if self._curve is None:
             return
+        self._num_steps += 1
         if not report.num_prefill_tokens:
             self._curve.add(report.num_nodes + report.num_decode_requests, report.target_s)
+            self._other.add(report.num_decode_requests, report.other_s, self._num_steps)
         for drafter in self.drafters:
             if drafter.budget is not None:
-                drafter.budget.end_step(report.draft_s + report.target_s)
+                drafter.budget.end_step(report.draft_s + report.target_s + report.other_s)
 
     def metrics(self) -> list[Counter | Gauge]:
         """The proposers' own metrics and, if there are several, what each has drafted, as METHOD_NAME."""
@@ -163,6 +167,10 @@ class Speculation:
             with then(lambda: self._forget(request)), ExitStack() as ending:
                 for drafter in self.drafters:
                     ending.callback(drafter.finish, request, reason)
+
+    def forget(self) -> None:
+        for drafter in self.drafters:
+            drafter.proposer.forget()
 
     def close(self) -> None:
         """Finish all started requests and close the proposers. Nothing may be called afterwards."""

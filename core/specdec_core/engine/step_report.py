@@ -20,25 +20,38 @@ class Emitted:
     pieces: output tokens with their text.
     accepted: the number of accepted draft tokens, for requests that had live (not padding) draft tokens.
     failed: for each request whose logits were not finite, whether it had a draft, even one of padding alone.
+    first_token_s, inter_token_s, whole_request_s: as `StepReport` has them.
     """
 
     pieces: dict[str, Sequence[Piece]] = field(factory=dict)
     accepted: dict[str, int] = field(factory=dict)
     failed: dict[str, bool] = field(factory=dict)
+    first_token_s: list[float] = field(factory=list)
+    inter_token_s: list[float] = field(factory=list)
+    whole_request_s: list[float] = field(factory=list)
+    _now: float = field(factory=perf_counter)
 
     def add(self, request: Request, pieces: Sequence[Piece], num_draft_tokens: int) -> None:
         self.pieces[request.id] = pieces
         if num_draft_tokens:
             self.accepted[request.id] = sum(piece.is_draft for piece in pieces)
             request.counts.add(num_draft_tokens, self.accepted[request.id])
+        times = self.first_token_s if request.last_token_s is None else self.inter_token_s
+        times.append(self._now - (request.last_token_s or request.arrived_s))
+        request.last_token_s = self._now
+        if request.finish_reason is not None:
+            self.whole_request_s.append(self._now - request.arrived_s)
 
 
 class StepTimer:
-    """Measures the time that a step spends on drafting (draft_s), in the target's forward pass (forward_s) and on
-    verification (verify_s). It starts when it is created."""
+    """Measures the time that a step spends on drafting (draft_s), in the target's forward pass (forward_s), on
+    verification (verify_s) and on the rest (other_s). It starts when it is created.
+
+    On a GPU, drafting and the forward pass are times of launching them. Verification waits for both.
+    """
 
     def __init__(self) -> None:
-        self.draft_s = self.forward_s = self.verify_s = 0.0
+        self.draft_s = self.forward_s = self.verify_s = self.other_s = 0.0
         self._last = perf_counter()
 
     def end_drafting(self) -> None:
@@ -46,15 +59,19 @@ class StepTimer:
         self.draft_s += self._lap()
 
     def end_forward_pass(self) -> None:
-        """Add the time since the previous phase ended to the time of the target's forward pass. On a GPU that is the
-        time of launching it: verification waits for it."""
+        """Add the time since the previous phase ended to the time of the target's forward pass."""
         self.forward_s += self._lap()
 
     def end_verification(self) -> None:
         """Add the time since the previous phase ended to the time of verification."""
         self.verify_s += self._lap()
 
+    def end_other(self) -> None:
+        """Add the time since the previous phase ended to the time of the rest."""
+        self.other_s += self._lap()
+
     def report(self, schedule: Schedule, draft: Draft, verifier: str, emitted: Emitted) -> StepReport:
+        self.end_other()
         num_draft_tokens = sum(draft.num_live_per_request)
         outputs = {request_id: len(pieces) for request_id, pieces in emitted.pieces.items()}
         return StepReport(
@@ -67,10 +84,14 @@ class StepTimer:
             draft_s=self.draft_s,
             target_s=self.forward_s + self.verify_s,
             verify_s=self.verify_s,
+            other_s=self.other_s,
             num_preempted=len(schedule.preempted),
             num_cached_tokens=schedule.num_cached_tokens,
             accepted_per_request=emitted.accepted,
             output_per_request=outputs,
+            first_token_s=emitted.first_token_s,
+            inter_token_s=emitted.inter_token_s,
+            whole_request_s=emitted.whole_request_s,
             verifier=verifier if num_draft_tokens else "",
         )
 

@@ -89,6 +89,10 @@ class PagedAttention:
         places = [(group, layer) for layer in range(num_layers)]
         return PagedAttention(self._kv, places, ops, evolve(self._padding, rows=1))
 
+    def need_no_padded_rows(self) -> None:
+        """Note that no token's result depends on the number of tokens in the batch."""
+        self._padding = evolve(self._padding, rows=1)
+
     def padded(self, num_tokens: int) -> int:
         """Return the length to which a flat batch of num_tokens tokens is padded. With this padding, a token's result
         does not depend on the number of other tokens in the batch."""
@@ -141,13 +145,14 @@ class PagedAttention:
 
     @contextmanager
     def forwarding(self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None) -> Iterator[None]:
-        self._plan = AttentionPlan(metadata, visibility, self._padding)
+        plan = self._plan = AttentionPlan(metadata, visibility, self._padding)
         self._slot_mapping = padded_to(len(visibility.positions), metadata.slot_mapping, value=-1)
         self._window = window
         try:
             yield
         finally:
-            self._plan = self._slot_mapping = self._rows = self._window = None
+            if self._plan is plan:  # after an interrupt this may be closed late, in the middle of another pass
+                self._plan = self._slot_mapping = self._rows = self._window = None
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         self._store(layer, key, value)

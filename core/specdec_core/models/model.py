@@ -25,7 +25,7 @@ from specdec_core.models.embedding_and_head import EmbeddingAndHead, raw_logits,
 from specdec_core.models.families import check_length
 from specdec_core.models.fused_ops import replace_parts
 from specdec_core.models.load import ModelSource, load_config, load_weights, parse_dtype
-from specdec_core.models.packed_linear import pack_linears, recording_shared_inputs
+from specdec_core.models.packed_linear import PackedLinear, pack_linears, recording_shared_inputs
 from specdec_core.models.rope import pin_positions
 from specdec_core.ops.padding import padded_to
 
@@ -77,6 +77,9 @@ class Model:
             norm = self._model.get_submodule(self._recorded.norm)
             self.decoder = self._recorded.attach(attention, packed, ops["fuse_layers"], norm, plan.taps)
             self._recorded = None  # frees the unpacked weights
+            head = self._model.get_output_embeddings()
+            if self.decoder is not None and isinstance(head, PackedLinear) and head.is_row_invariant:
+                attention.need_no_padded_rows()
 
     def forward(
         self,

@@ -116,6 +116,7 @@ class PackedLinear(nn.Module):
     product of its group. `weight` has the original's shape, dtype and device, but all its values are NaN.
 
     product: the matrix product of the group, which has num_joined layers. index: this layer's place among them.
+    is_row_invariant: whether the product says that no row's result depends on other rows.
     """
 
     def __init__(self, linear: nn.Linear, shared: _SharedInput, index: int) -> None:
@@ -124,6 +125,7 @@ class PackedLinear(nn.Module):
         self.weight = linear.weight.detach().new_full((1, 1), torch.nan).expand(linear.weight.shape)
         self._shared, self.index = shared, index
         self.product, self.num_joined = shared.product, len(shared.sizes)
+        self.is_row_invariant = getattr(shared.product, "is_row_invariant", False)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  (as nn.Linear has it)
         return self._shared.piece(input, self.index)

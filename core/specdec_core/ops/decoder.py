@@ -147,7 +147,8 @@ class Run(Protocol):
         copied: Sequence[int] = (),
         copies: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Run all layers on a flat batch of tokens. Returns [num_tokens or n, width].
+        """Run all layers on a flat batch of tokens. Returns [num_tokens or n, width]. A token's result must not depend
+        on tokens that it does not attend to, or on their number: the batch is not padded.
 
         hidden: [num_tokens, width].
         ropes: (cos, sin) of each rotary embedding, [num_positions, head_dim].

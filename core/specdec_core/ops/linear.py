@@ -16,7 +16,8 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[to
     the weight; None if no such function is faster than torch's own layer. weight: [out_features, in_features]; bias:
     [out_features].
 
-    In bfloat16 the function's results equal torch's to the last bit.
+    In bfloat16 the function's results equal torch's to the last bit. A plugin's function may have the attribute
+    `is_row_invariant`, true if no row's result depends on the other rows or their number.
     """
     is_built = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if weight.device.type != "cpu" or not is_built or not torch.backends.mkldnn.enabled:

@@ -34,8 +34,9 @@ HEADS = 1
 
 
 def fuse_layers(layers: Sequence[DecoderLayer]) -> Callable[..., torch.Tensor] | None:
-    """The compiled form of `specdec_core.ops.decoder.fuse_layers`. None if not all products are this package's, or if
-    sizes are no whole vectors."""
+    """The compiled form of `specdec_core.ops.decoder.fuse_layers`. None if not all products are this package's, if
+    sizes are odd or no whole vectors, if the activation is not known, or if a layer after the first takes other rows
+    beside its input."""
     is_fitting = all(map(_is_supported, layers)) and not any(map(_num_entering, layers[1:]))
     return FusedLayers(layers) if is_fitting else None
 
@@ -186,14 +187,15 @@ class FusedLayers:
     def _set_window(self, window: int | None) -> None:
         """Limit each layer's window to that of the forward pass."""
         if window != self._window:
-            self._window = window
             limit = np.int64(2**62) if window is None else window
             self._table["window"] = np.where(self._windows, np.minimum(self._windows, limit), window or 0)
+            self._window = window  # last: an interrupt must not leave another window than this says
 
     def _place(self, caches: Sequence[Cache], dtype: torch.dtype) -> None:
         """Write the addresses of the caches to the table."""
         placed = [dtype, *(tensor for cache in caches for tensor in cache)]
         if len(placed) != len(self._placed) or any(map(is_not, placed, self._placed)):  # other caches than last time
+            self._placed = []  # until all are right
             for row, layer, cache in zip(self._table, self._layers, caches, strict=True):
                 self._place_layer(row, layer, cache, dtype)
             self._placed = placed

@@ -32,9 +32,13 @@ class PackedProduct:
     """A linear layer: called with rows [..., num_in], returns [..., num_out]. Raises ValueError for rows of another
     dtype or width.
 
+    No row's result depends on the others.
+
     Public attributes: strips [num_strips, num_steps, LANES times inputs per step], biases float32
     [num_strips * LANES], num_in, num_out, dtype.
     """
+
+    is_row_invariant = True
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.num_out, self.num_in = weight.shape

@@ -82,7 +82,7 @@ class SeveralModules(MTPProposer):
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = self.grower(batch)
         outputs, *features = self._last.take(batch.requests)
-        slots = [self._slots(depth, batch) for depth in range(len(self._modules))]
+        slots = {depth: self._slots(depth, batch) for depth in range(1, len(self._modules))}  # levels begin at 1
 
         def forward(level: Level) -> torch.Tensor:
             nonlocal features

@@ -42,23 +42,14 @@ class SuffixProposer(Proposer):
     """
 
     def __init__(self, config: SuffixConfig, context: BuildContext) -> None:
-        limit = config.suffix_decoding_max_tree_depth
         self._limits = lengths_after(config)
         self._least_prob = float(config.suffix_decoding_min_token_prob)
         self._draws_trees = config.suffix_decoding_use_tree
         self._device, self._vocab_size = context.device, context.target.vocab_size
-        megabytes = config.suffix_decoding_max_memory_mb
-        self.cache = OutputCache(
-            limit,
-            self._vocab_size,
-            config.suffix_decoding_max_cached_requests,
-            None if megabytes is None else megabytes << 20,
-            config.suffix_decoding_eviction == LRU,
-        )
         path, most = config.suffix_decoding_cache_path, config.suffix_decoding_max_cached_requests
         self._saved = SavedCache(None if path is None else Path(path).expanduser(), self._vocab_size, most)
-        for sequence in self._saved.load()[-most:] if most else []:
-            self.cache.add(sequence)
+        self._config = config
+        self.cache = self._loaded_cache()
         self._own = Store.empty(SMALLEST)
         self._requests = np.full((context.max_num_seqs, REQUEST_WIDTH), NONE, np.int64)
         self._all_slots = frozenset(range(context.max_num_seqs))
@@ -66,6 +57,25 @@ class SuffixProposer(Proposer):
         self._num_removed = self.cache.num_removed
         self._num_queries = self._num_hits = 0
         self._running: dict[str, tuple[int, ref[RequestView]]] = {}  # weak, as a view may keep an engine alive
+
+    def _loaded_cache(self) -> OutputCache:
+        config, most = self._config, self._config.suffix_decoding_max_cached_requests
+        megabytes = config.suffix_decoding_max_memory_mb
+        cache = OutputCache(
+            config.suffix_decoding_max_tree_depth,
+            self._vocab_size,
+            most,
+            None if megabytes is None else megabytes << 20,
+            config.suffix_decoding_eviction == LRU,
+        )
+        for sequence in self._saved.load()[-most:] if most else []:
+            cache.add(sequence)
+        return cache
+
+    def forget(self) -> None:
+        """Keep only outputs that were in the cache's file when it was built, or are there now."""
+        self.cache = self._loaded_cache()
+        self._num_removed = self.cache.num_removed
 
     def start(self, request: RequestView) -> None:
         slot = min(self._all_slots.difference(slot for slot, _ in self._running.values()))

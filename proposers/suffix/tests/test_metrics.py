@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from specdec_core import LLM, Gauge, SamplingParams
+from specdec_core import LLM, Gauge, SamplingParams, SpecdecError
 from specdec_proposer_suffix.cache import OutputCache
 from specdec_testing import tiny_target
 
@@ -56,6 +56,24 @@ def test_a_cache_that_counts_finished_outputs_twice_is_noticed(target: Path, mon
     monkeypatch.setattr(OutputCache, "num_sequences", twice)
     with pytest.raises(AssertionError):
         check_figures(target)
+
+
+def test_outputs_can_be_forgotten(target: Path) -> None:
+    config = {"method": "suffix", "adaptive_draft_length": False}
+    with LLM(target, skip_tokenizer_init=True, max_model_len=64, speculative_config=config) as llm:
+        prompt, accepted = {"prompt_token_ids": [1, 2, 3]}, []
+        for _ in range(2):
+            (output,) = llm.generate([prompt], PARAMS, use_tqdm=False)
+            accepted.append(output.speculation.num_accepted)
+            llm.engine.forget()
+            assert figures(llm)["cache_outputs"] == 0
+        assert accepted[0] == accepted[1]
+        llm.generate([prompt], PARAMS, use_tqdm=False)
+        (output,) = llm.generate([prompt], PARAMS, use_tqdm=False)
+        assert output.speculation.num_accepted > accepted[0]
+        llm.engine.add_request([1, 2, 3], PARAMS)
+        with pytest.raises(SpecdecError, match="a request is unfinished"):
+            llm.engine.forget()
 
 
 def test_without_a_cache_there_are_no_hits(target: Path) -> None:

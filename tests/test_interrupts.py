@@ -18,7 +18,7 @@ import pytest
 import torch
 from nightly import IS_NIGHTLY
 
-from specdec_core import LLM, Draft, Plugins, Proposer, ProposerSpec, SamplingParams, SpecdecError
+from specdec_core import LLM, Draft, Engine, Plugins, Proposer, ProposerSpec, SamplingParams, SpecdecError
 from specdec_core.engine.scheduler import Scheduler
 from specdec_core.kv.block_pool import BlockPool
 from specdec_core.models.attention import PagedAttention
@@ -357,6 +357,24 @@ def test_several_are_cancelled_though_an_interrupt_comes(interrupted: Callable[.
         llm.engine.step()
     assert not llm.engine.has_unfinished
     assert CALLS.count("finish abort") == 3, "two had started, and one of them hears it twice"
+
+
+def test_what_was_left_of_a_cancellation_is_ended_when_someone_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_llm(None).engine
+    ids = [engine.add_request([1, i], PARAMS) for i in range(5)]
+    engine.step()
+
+    def interrupted(self: Any) -> None:
+        monkeypatch.undo()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "_end_cancelled", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.cancel(*ids)
+    assert engine.has_unfinished
+    load = engine.load
+    assert (load.num_running, load.num_waiting, load.kv_usage) == (0, 0, 0.0)
+    engine.forget()
 
 
 def test_a_step_within_a_step_is_refused(interrupted: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch) -> None:

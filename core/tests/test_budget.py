@@ -198,7 +198,7 @@ class Simulated:
         self.request.token_ids = np.append(self.request.token_ids, [7] * num_accepted + [last])
         step_s = 1 + self.node * limit + drafted_s
         self.seconds += step_s
-        self.budget.end_step(step_s)
+        self.budget.end_steps(1, step_s)
         return limit, num_accepted
 
     def steps(self, number: int, right: float) -> np.ndarray:
@@ -235,7 +235,7 @@ def test_past_drafts_keep_no_probabilities() -> None:
 
 def test_a_proposer_that_drafts_again_is_not_idle() -> None:
     budget, requests = budget_at(0.01, "a"), [request_of("a")]
-    budget.end_step(1.0)
+    budget.end_steps(1, 1.0)
     budget._retries.pay(100.0)
     budget.begin_idle(requests)
     assert budget.stays_idle(requests)
@@ -249,7 +249,7 @@ def test_a_retry_is_not_due_where_no_request_may_draft() -> None:
     budget.share(requests, [0], Expected(1, 1))
     budget.begin_idle(requests)
     for _ in range(budgets.NUM_IDLE):
-        budget.end_step(1.0)
+        budget.end_steps(1, 1.0)
         assert budget._retries.is_due
         assert budget.stays_idle(requests)
         budget.pass_idle_step()
@@ -334,7 +334,7 @@ def test_levels_that_once_were_slow_are_measured_again(is_retry: bool) -> None:
             budget.keep(attrs.evolve(draft_of([([7], [-1])]), scores=torch.tensor([0.9])))
             budget.end_drafting(0.01, 0.0)
             num_forwarded.append(levels.num_forwarded)
-        budget.end_step(1.0)
+        budget.end_steps(1, 1.0)
     assert max(num_forwarded) > 0
     assert budget._level.seconds(1) < 1
 
@@ -361,7 +361,7 @@ def test_plain_steps_are_measured_now_and_then(num_tokens: float) -> None:
         budget.begin_idle(requests) if not limit else None
         assert not budget.stays_idle(requests)
         budget._curve.add(1 + limit, 1.0)
-        budget.end_step(1.0)
+        budget.end_steps(1, 1.0)
     assert asked.count(0) == (2 if num_tokens < budgets.MOST_TOKENS else 0)
 
 

@@ -9,6 +9,8 @@ from specdec_tools.results import Result
 
 LOW_RATE = 0.5
 HIGH_RATE = 0.8
+SLOWER = 0.97
+"""A speed-up below this is no chance."""
 
 
 def advice(result: Result) -> Iterator[str]:
@@ -19,10 +21,10 @@ def advice(result: Result) -> Iterator[str]:
     """
     name, total, figures = result.ran.name, result.total, result.figures
     is_adaptive = bool((result.ran.speculative_config or {}).get("adaptive_draft_length"))
-    if not result.loads and total.felt_speed_up < 1:
+    if not result.loads and total.felt_speed_up < SLOWER:
         yield _slower(name, total, is_adaptive)
     for row, own in figures.items():
-        if own.felt_speed_up < 1 and (result.loads or len(figures) > 1):
+        if own.felt_speed_up < SLOWER and (result.loads or len(figures) > 1):
             yield _slower(f"{name}, {row},", own, is_adaptive)
     if total.num_preempted or total.num_plain_preempted:
         yield (

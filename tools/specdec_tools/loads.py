@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from specdec_core.engine.engine import Engine
     from specdec_core.engine.request import Piece, Request
 
+LONGEST_WAIT_S = 3600.0
+"""At a time: the system's clock has a limit."""
+
 
 class Load(Protocol):
     """When each of several requests arrives."""
@@ -138,7 +141,7 @@ def serve(
             if engine.has_unfinished:
                 engine.step()
             else:
-                wait(arrival - now)
+                wait(min(arrival - now, LONGEST_WAIT_S))
                 idle_s += clock() - started - now
         seconds = clock() - started
     finally:

@@ -12,6 +12,9 @@ from attrs import frozen
 from specdec_tools.files import TitledPrompt
 from specdec_tools.loads import Load, Rate, Users
 
+MOST_REQUESTS = 1_000_000
+"""They are in memory."""
+
 
 @frozen
 class Part:
@@ -68,9 +71,11 @@ class Work:
                 raise click.UsageError("--num-requests is for --concurrency and --request-rate: give one of these, too")
             size = batch_size or 1
             parts = [Part(batch[0].group, batch) for batch in _batches(prompts, size)]
-            return cls(parts, f"batches of {size}", {"batch_size": size}, size)
+            return cls(parts, f"batches of {size}", {"batch_size": size}, max(len(part.prompts) for part in parts))
         least = 2 * max(concurrency) if concurrency is not None else 0
         number = num_requests or max(len(prompts), least)
+        if number > MOST_REQUESTS:
+            raise click.UsageError(f"{number} requests are more than the {MOST_REQUESTS} that are allowed: give fewer")
         served = list(islice(cycle(prompts), number))
         loads: list[Load] = [Users(each) for each in concurrency or ()]
         loads += [Rate(each, number, seed) for each in request_rate or ()]

@@ -73,6 +73,19 @@ def result(rows: dict[str, Comparison], *, is_load: bool = False, is_synthetic: 
 FAST, SLOW = (2.0, [step(num_accepted=2), step()]), (6.0, [step(0.5), step(0.5)])
 
 
+def test_what_may_be_chance_is_not_called_slower() -> None:
+    assert not [line for line in advice(result({"t": compared(3.03, SLOW[1])})) if "slower" in line]
+    assert [line for line in advice(result({"t": compared(3.2, SLOW[1])})) if "slower" in line]
+
+
+def test_where_the_engine_decides_no_number_is_advised() -> None:
+    given = result({"t": compared(6.0, [step(0.5, num_accepted=2)] * 4)})
+    adaptive = attrs.evolve(given, ran=attrs.evolve(given.ran, speculative_config={"adaptive_draft_length": True}))
+    assert any("num_speculative_tokens" in line for line in advice(given))
+    (line,) = advice(adaptive)
+    assert "The engine drafts only what it expects to pay" in line
+
+
 def test_each_slower_group_has_a_line() -> None:
     """Of 4 tokens in all, plain decoding takes 3 s twice and speculation 2 s and 6 s: slower on the whole, too."""
     found = list(advice(result({"one": compared(*FAST), "two": compared(*SLOW)})))

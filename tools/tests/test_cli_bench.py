@@ -149,6 +149,19 @@ def test_requests_of_a_batch_run_together(bench, tmp_path, monkeypatch):
         assert all(each.num_drafts > 0 for each in alone)
 
 
+def test_no_more_seats_than_prompts(bench, monkeypatch):
+    seats, load = [], ModelOptions.load
+
+    def noted(self, *args):
+        seats.append(self.keywords["max_num_seqs"])
+        return load(self, *args)
+
+    monkeypatch.setattr(ModelOptions, "load", noted)
+    result = bench("--batch-size", "100000000", "--runs", "1")
+    assert result.exit_code == 0, result.output
+    assert seats == [4, 4]
+
+
 def test_sampling_is_compared_too(bench):
     result = bench("--temperature", "1.3", "--seed", "5", "--runs", "1")
     assert row(result.stdout, "total")[2] == "yes"

@@ -106,6 +106,7 @@ def test_synthetic_acceptance_under_a_load(bench, tmp_path):
         (["--request-rate", "2", "--concurrency", "2"], 2, "--concurrency and --request-rate are different ways"),
         (["--num-requests", "2"], 2, "--num-requests is for --concurrency and --request-rate"),
         (["--concurrency", "1,x"], 2, "'1,x' is not a list: give whole numbers above 0"),
+        (["--concurrency", "99999999"], 2, "199999998 requests are more than the 1000000 that are allowed"),
         (["--concurrency", "0"], 2, "'0' is not a list: give whole numbers above 0"),
         (["--request-rate", "0"], 2, "'0' is not a list: give numbers above 0"),
         (["--request-rate", "inf"], 2, "'inf' is not a list: give numbers above 0"),

@@ -65,6 +65,29 @@ def test_the_fastest_is_written(timed: Any, prompts: str, tmp_path: Path) -> Non
     assert "2.00 times as fast" in result.output
 
 
+def test_a_methods_own_choice_is_preferred(prompts: str, timed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Setting({"method": "ngram", "num_speculative_tokens": 3}, [1.51]), Setting({"method": "ngram"}, [1.50])]
+    assert tune._preferred(found) is found[1]
+    found[0].ratios[0] = 1.56
+    assert tune._preferred(found) is found[0]
+
+
+def test_no_prompt_comes_twice_at_the_higher_load(prompts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    trials: list[Trial] = []
+
+    def measure(options: Any, plain: Any, given: Any, trial: Trial, num_runs: int) -> None:
+        trials.append(trial)
+        for setting in given:
+            setting.ratios.append(1.0)
+            setting.acceptance_lengths.append(1.0)
+
+    monkeypatch.setattr(tune, "_measure", measure)
+    result = invoke("--prompts", prompts)
+    assert result.exit_code == 0, result.output
+    assert trials[-1].batches == [["x = 1", "x = 1", "y = 2"]]
+    assert "With 3: plain decoding" in result.output
+
+
 def test_nothing_is_faster_than_plain_decoding(
     timed: Any, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,14 @@ def test_outputs_of_other_lengths_are_compared_by_the_token():
     assert figures.cells()[1:4] == ("1.0", "2.0", "2.00x")
 
 
+def test_runs_of_other_lengths_count_by_their_speed():
+    """The last run is short. With the median of all seconds, it would have a token per second."""
+    passes = [StepReport(num_decode_requests=1, num_output_tokens=1, target_s=1.0)]
+    runs = (*[timed_run(1.0, passes, ((1,) * 10,))] * 2, timed_run(0.1, passes, ((1,),)))
+    figures = Figures.of(Comparison("t", runs, runs))
+    assert (figures.plain_tokens_per_s, figures.tokens_per_s) == (10.0, 10.0)
+
+
 def test_efficiency_needs_passes():
     run = timed_run(1.0, [StepReport(num_prefill_tokens=9, target_s=1.0)])
     figures = Figures.of(Comparison("t", (run,), (run,)))

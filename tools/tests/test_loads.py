@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from specdec_core import SamplingParams
-from specdec_tools.loads import Rate, Users, serve
+from specdec_tools.loads import LONGEST_WAIT_S, Rate, Users, serve
 
 PARAMS = SamplingParams(max_tokens=2)
 
@@ -77,6 +77,14 @@ def test_a_rate_does_not_wait_for_answers(monkeypatch: pytest.MonkeyPatch) -> No
     assert engine.arrived_at == [100.5, 101.5, 109.0]
     assert engine.waited == [0.5, 5.5]
     assert (found.seconds, found.idle_s) == (10.0, 6.0)
+
+
+def test_a_long_wait_is_divided() -> None:
+    load = Rate(1.0, 1, seed=0)
+    load.__dict__["arrivals_s"] = (2.5 * LONGEST_WAIT_S,)
+    engine = PretendedEngine()
+    assert served(engine, [1], load).arrivals_s == (2.5 * LONGEST_WAIT_S,)
+    assert engine.waited == [LONGEST_WAIT_S, LONGEST_WAIT_S, LONGEST_WAIT_S / 2]
 
 
 def test_arrivals_are_a_poisson_process_with_a_seed() -> None:

@@ -233,9 +233,9 @@ class Budget:
         """Count the time that the proposer took for observing requests in a step without prefill."""
         self._observe.add(num_requests, seconds, self._num_steps)
 
-    def end_step(self, seconds: float) -> None:
-        """Count the time of a step."""
-        self._num_steps += 1
+    def end_steps(self, number: int, seconds: float) -> None:
+        """Count steps, and the time that they took together."""
+        self._num_steps += number
         if self._off or self._is_all_off:
             self._retries.save(seconds)
 

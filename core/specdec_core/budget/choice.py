@@ -34,14 +34,13 @@ def best_levels(
     seconds: float64, of the target's forward pass by its number of tokens (`CostCurve.seconds`).
     first_s: seconds of drafting anything at all. level_s: of each level, for all requests together.
     """
-    num_levels = gains.shape[1]
     per_row = gains / sizes[:, None]
-    order = np.argsort(-per_row.ravel(), kind="stable")
-    requests, levels = np.divmod(order, num_levels)
+    order = np.argsort(-per_row.T.ravel(), kind="stable")  # of equal ones, the shallower first: levels cost time
+    levels, requests = np.divmod(order, len(gains))
     rows = so_far.num_rows + sizes[requests].cumsum()
     deepest = np.maximum.accumulate(levels) + 1
     total_s = _at(seconds, rows) + so_far.draft_s + first_s + level_s * deepest
-    rates = (so_far.num_tokens + gains.ravel()[order].cumsum()) / total_s
+    rates = (so_far.num_tokens + gains[requests, levels].cumsum()) / total_s
     best = int(rates.argmax())
     if rates[best] <= so_far.num_tokens / (_at(seconds, so_far.num_rows) + so_far.draft_s):
         return np.zeros(len(gains), dtype=np.int64)

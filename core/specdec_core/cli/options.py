@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -141,14 +140,11 @@ class ModelOptions:
 
 
 def _quieten_transformers() -> None:
-    """Hide the progress bars and warnings of transformers, and those of torchao, which it imports where it is
-    installed: torchao warns of its GPU kernels on a machine without a GPU, and torch of torchao."""
+    """Hide the progress bars and warnings of transformers."""
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
-    for name in ("torchao", "torch.utils._pytree"):
-        logging.getLogger(name).setLevel(logging.ERROR)
 
 
 def model_options(

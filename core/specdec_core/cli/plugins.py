@@ -50,8 +50,8 @@ def _named(plugins: Sequence[PluginInfo], name: str) -> list[PluginInfo]:
     plugin is found."""
     found, known = [], set()
     for plugin in plugins:
-        offers = {offer: offer.partition(" ")[2] for offer in plugin.provides}
-        known |= {plugin.name, *offers.values()} - {""}
+        offers = {offer: offer.partition(" ")[2] or offer for offer in plugin.provides}  # "ops" has no name
+        known |= {plugin.name, *offers.values()}
         if plugin.name == name:
             found.append(plugin)
         elif name in offers.values():

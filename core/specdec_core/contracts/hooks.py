@@ -8,8 +8,8 @@ A plugin is a module (or object) named by an entry point of group `specdec`, wit
     def specdec_proposers():
         return [ProposerSpec(name="mine", config=MyConfig, build=build, api=1)]
 
-Any plugin may implement any hook. Hooks return objects that do the work; none is called while tokens are being drafted
-or verified. A plugin's module must import neither torch nor anything else that is slow: that belongs into `build`.
+Hooks return objects that do the work; no hook is called while tokens are being drafted or verified. A plugin's module
+must import neither torch nor anything else that is slow: such imports belong into `build`.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @hookspec
 def specdec_proposers() -> Sequence[ProposerSpec]:
-    """Offer proposers (ways of drafting tokens). Called once per plugin when plugins are loaded or listed. A spec's
-    name must be that of one of the plugin's entry points; it is what users write as `method`."""
+    """Offer proposers (ways of drafting tokens). Called once per plugin when plugins are loaded or listed. Each spec is
+    named like an entry point of the plugin, and users write that as `method`. Any plugin may implement it."""
 
 
 @hookspec
 def specdec_verifiers() -> Sequence[VerifierSpec]:
     """Offer verifiers (rules that accept or reject draft tokens), as specdec-core offers its own. Called once per
-    plugin, for specs whose names are the plugin's entry points'."""
+    plugin, for specs whose names are the plugin's entry points'. Any plugin may implement it."""
 
 
 @hookspec
 def specdec_kv_managers() -> Sequence[KVManagerSpec]:
     """Offer KV managers (which store the keys and values of all requests in blocks), as specdec-core offers "paged".
-    Called once per plugin, for specs whose names are the plugin's entry points'."""
+    Called once per plugin, for specs whose names are the plugin's entry points'. Any plugin may implement it."""
 
 
 @hookspec
@@ -60,7 +60,7 @@ def specdec_ops(device: str) -> OpsSpec | None:
 
     Called once when an engine is built. device: the type of device it runs on, such as "cpu" or "cuda". Return None if
     the plugin has none for that device; import heavy modules in the body. The spec's `supports` decides for which
-    layers. It is an error if two replace one operation for the same layers.
+    layers. Any plugin may implement it. It is an error if two replace one operation for the same layers.
     """
 
 
@@ -69,8 +69,8 @@ def specdec_commands() -> Sequence[click.Command]:
     """Add commands to the command line: `spec-decode NAME` runs the command of that name, which may be a click group.
 
     Called each time `spec-decode` lists its commands or plugins, or is given a name that is not one of core's commands,
-    but never for an engine. Slow imports belong into the commands' bodies. A command is refused if core or another
-    plugin has a command of its name.
+    but never for an engine. Slow imports belong into the commands' bodies. Any plugin may implement it. A command is
+    refused if core or another plugin has a command of its name.
     """
 
 
@@ -78,5 +78,5 @@ def specdec_commands() -> Sequence[click.Command]:
 def specdec_step_finished(report: StepReport) -> None:
     """Receive a report of each finished step, for metrics and logs.
 
-    Called after the step's tokens were emitted, by every engine that loaded the plugin. report: read only. The engine
-    waits for it. If it raises, the step's caller gets a PluginError."""
+    Called after the step's tokens were emitted, by every engine that loaded the plugin. report: read only. Any plugin
+    may implement it. The engine waits for it. If it raises, the step's caller gets a PluginError."""

@@ -87,6 +87,8 @@ class Engine:
     def load(self) -> Load:
         """How busy the engine is at the moment, and the proposers' own metrics. Raises PluginError if a proposer fails
         to tell its metrics."""
+        if not self.is_closed and not self.is_dead:
+            self._clean_up()
         kv_usage = 1 - self.kv.num_free_blocks / self._num_kv_blocks
         num_running, num_waiting = len(self._scheduler.running), len(self._scheduler.waiting)
         return Load(num_running, num_waiting, kv_usage, self._speculation.metrics())
@@ -132,8 +134,7 @@ class Engine:
         DeviceError once the device has failed.
         """
         self._check_open()
-        if self._is_halfway and not self._step_lock.locked():
-            self._exclusively(self._end_cancelled)  # this first cleans up what an interrupt has left halfway
+        self._clean_up()
         token_ids = parse_prompt(prompt_token_ids, self.target.info)
         check_salt(cache_salt)
         methods = [drafter.proposer.name for drafter in self._speculation.drafters]
@@ -194,6 +195,7 @@ class Engine:
         """Let the proposers forget what earlier requests showed, such as their outputs. Raises SpecdecError while a
         request is unfinished."""
         self._check_open()
+        self._clean_up()
         if self.has_unfinished:
             raise SpecdecError("a request is unfinished: complete or cancel it before the proposers forget")
         self._exclusively(self._speculation.forget)
@@ -311,6 +313,11 @@ class Engine:
         with ExitStack() as ending:
             for request_id in tuple(self._cancelled):
                 ending.callback(self._end, request_id)
+
+    def _clean_up(self) -> None:
+        """End what an interrupt (Ctrl-C) has left halfway, and requests whose cancellation it broke off."""
+        if (self._is_halfway or self._cancelled) and not self._step_lock.locked():
+            self._exclusively(self._end_cancelled)
 
     def _end(self, request_id: str) -> None:
         with then(lambda: self._cancelled.pop(request_id, None)):

@@ -29,6 +29,10 @@ from specdec_core.engine.scheduler import Schedule
 from specdec_core.errors import PluginError
 from specdec_core.plugins import PluginWarning
 
+NUM_TOGETHER = 4
+"""Steps without drafting of which the budgets learn together: they are alike, and each should cost no more than a plain
+one."""
+
 
 class Speculation:
     """Calls an engine's proposers and combines their drafts.
@@ -51,6 +55,7 @@ class Speculation:
         self._own_drafts: list[Draft | None] = []  # of this step, by proposer
         self._own_counts = OwnCounts()
         self._other, self._num_steps = Clock(), 0  # what else a step takes
+        self._unsaved: list[float] = []  # seconds of steps that the budgets do not know of yet
         self._started: WeakSet[Request] = WeakSet()  # weak: a request's listener may refer to the engine
 
     def is_idle(self, requests: Sequence[Request]) -> bool:
@@ -141,12 +146,16 @@ class Speculation:
         if self._curve is None:
             return
         self._num_steps += 1
+        self._unsaved.append(report.draft_s + report.target_s + report.other_s)
+        if self._is_idle and len(self._unsaved) < NUM_TOGETHER:
+            return
         if not report.num_prefill_tokens:
             self._curve.add(report.num_nodes + report.num_decode_requests, report.target_s)
             self._other.add(report.num_decode_requests, report.other_s, self._num_steps)
         for drafter in self.drafters:
             if drafter.budget is not None:
-                drafter.budget.end_step(report.draft_s + report.target_s + report.other_s)
+                drafter.budget.end_steps(len(self._unsaved), sum(self._unsaved))
+        self._unsaved.clear()
 
     def metrics(self) -> list[Counter | Gauge]:
         """The proposers' own metrics and, if there are several, what each has drafted, as METHOD_NAME."""

@@ -171,6 +171,7 @@ def test_a_name_that_nothing_has(site):
     result = CliRunner().invoke(cli.main, ["plugins", "wroks"])
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith("error: no plugin is called 'wroks', or provides it. Did you mean 'works'?")
+    assert "no plugin is called ''" in CliRunner().invoke(cli.main, ["plugins", ""]).stderr
 
 
 def test_the_config_of_a_verifier_is_an_attrs_class(site):

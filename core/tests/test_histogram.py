@@ -14,8 +14,8 @@ TIMES = st.lists(st.floats(0, 2 * BOUNDS_S[-1]), min_size=1, max_size=50)
 def bucket(seconds: float) -> tuple[float, float]:
     """The bounds of the bucket that a time is in, as far as percentiles tell."""
     bounds = [0.0, *BOUNDS_S]
-    place = int(np.searchsorted(bounds, min(seconds, BOUNDS_S[-1])))
-    return bounds[max(0, place - 1)], bounds[place]
+    place = max(1, int(np.searchsorted(bounds, min(seconds, BOUNDS_S[-1]))))
+    return bounds[place - 1], bounds[place]
 
 
 @given(st.lists(TIMES, min_size=1, max_size=3), st.integers(0, 100))

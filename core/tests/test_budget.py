@@ -15,8 +15,7 @@ from naive_verifier import draft_of
 from specdec_core.budget import budget as budgets, clock, rates
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected, best_levels, best_nodes
-from specdec_core.budget.clock import Clock
-from specdec_core.budget.cost_curve import NUM_BETWEEN, NUM_UNMEASURED, CostCurve
+from specdec_core.budget.cost_curve import NUM_UNMEASURED, CostCurve
 from specdec_core.budget.nodes import Nodes, without
 from specdec_core.budget.recent import NUM_NEEDED
 from specdec_core.budget.survival import Past, Survival
@@ -438,69 +437,3 @@ def test_nothing_is_learned_of_a_request_that_emitted_nothing() -> None:
     survival.start(request, is_sampled=False)
     survival.learn([Past([request], np.array([0]), [5], Draft.from_chains([[1, 2]]))])
     assert not survival._nodes._tried.any()
-
-
-# What it costs
-
-
-def test_the_curve_follows_the_machine_and_not_one_slow_step() -> None:
-    curve = CostCurve({1: 1.0, 4: 1.1, 16: 2.0}, 64)
-    assert curve.seconds[64] > curve.seconds[16] == 2.0
-    for i in range(4 * NUM_BETWEEN):
-        curve.add(4, 90.0 if i == 9 else 1.1)
-    assert curve.seconds[4] == pytest.approx(1.1)
-    for _ in range(4 * NUM_BETWEEN):
-        curve.add(4, 2.2)
-    assert curve.seconds[[1, 4, 16]] == pytest.approx([2.0, 2.2, 4.0]), "no other size was measured lately"
-
-
-def test_one_slow_measurement_makes_no_larger_step_dear() -> None:
-    assert CostCurve({1: 1, 8: 10, 16: 2}, 64).seconds[[8, 12, 16]].tolist() == [2, 2, 2]
-
-
-def test_the_curve_learns_of_steps_that_were_never_measured() -> None:
-    """As of a slow model, of which only the smallest steps were measured when the engine was built."""
-    curve = CostCurve({1: 1.0, 2: 1.0}, 128)
-    for _ in range(64):
-        curve.add(16, 1.0)
-        curve.add(96, 6.0)
-    assert curve.seconds[96] > 3 * curve.seconds[16]
-
-
-def test_what_was_learned_of_a_size_stays_relative_to_the_others() -> None:
-    curve = CostCurve({1: 1.0, 6: 1.2}, 64)
-    for _ in range(4 * NUM_BETWEEN):
-        curve.add(1, 1.0)
-        curve.add(6, 3.6)
-    for _ in range(400):
-        curve.add(1, 2.0)
-    assert curve.seconds[6] / curve.seconds[1] == pytest.approx(3.6), "the machine is slower, and for both"
-    assert curve.is_out_of_date(6)
-    assert not curve.is_out_of_date(1)
-
-
-def test_a_smaller_batch_than_any_before_is_tried_first() -> None:
-    measured = Clock()
-    for step in range(9):
-        measured.add(64, 9.0, step)
-    assert (measured.seconds(1), measured.seconds(64), measured.seconds(200)) == (0, 9, 9)
-
-
-def test_old_measurements_do_not_count_where_recent_ones_are_asked_for() -> None:
-    measured = Clock()
-    for step in range(9):
-        measured.add(1, 9.0, step)
-    assert measured.recent_seconds(1, 20) == 9.0
-    assert measured.recent_seconds(1, 20 + clock.MOST_AGE) == 0.0
-    assert measured.seconds(1) == 9.0
-
-
-def test_a_clock_tells_the_median_of_similar_batches() -> None:
-    measured = Clock()
-    assert measured.seconds(3) == 0
-    for i in range(clock.NUM_SKIPPED + NUM_NEEDED):
-        measured.add(3, 99.0 if i < clock.NUM_SKIPPED or i == 4 else 2.0, step=i)
-    assert measured.seconds(2) == measured.seconds(3) == 2.0
-    assert measured.seconds(64) == 2.0, "the nearest smaller size that was measured"
-    measured.add(3, 5.0, step=clock.MOST_AGE + 99)
-    assert measured.seconds(3) == 5.0, "older measurements are stale"

@@ -175,25 +175,32 @@ def test_interrupts_wherever_they_come(method: str, is_second: bool, expected: l
     assert num_reached > 0.8 * len(points), "not as many places as when they were counted"
 
 
+def interrupt_the_end_of(context: str, number: int, llm: LLM, patch: pytest.MonkeyPatch) -> list[Any]:
+    """Interrupt a run of the LLM as the number-th context of this name ends. Returns the context's generator, which has
+    not ended, in a list."""
+    leave = contextlib._GeneratorContextManager.__exit__
+    ended: list[Any] = []
+
+    def interrupted(self: Any, *error: Any) -> Any:
+        if self.gen.gi_code.co_qualname == context:
+            ended.append(self.gen)
+            if len(ended) == number:
+                raise KeyboardInterrupt
+        return leave(self, *error)
+
+    patch.setattr(contextlib._GeneratorContextManager, "__exit__", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tokens_of(llm)
+    patch.undo()
+    return ended[number - 1 : number]
+
+
 def test_an_interrupt_at_the_end_of_a_proposers_call_leaves_inference_mode(
     expected: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The context of a proposer's call may then end late, when it is garbage-collected, after that of the step."""
     llm = make_llm(METHODS["ngram"])
-    leave = contextlib._GeneratorContextManager.__exit__
-    ended: list[str] = []
-
-    def interrupted(self: Any, *error: Any) -> Any:
-        ended.append(self.gen.gi_code.co_qualname)
-        if ended.count("NamedProposer.called") == 5:
-            ended.clear()
-            raise KeyboardInterrupt
-        return leave(self, *error)
-
-    monkeypatch.setattr(contextlib._GeneratorContextManager, "__exit__", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        tokens_of(llm)
-    monkeypatch.undo()
+    interrupt_the_end_of("NamedProposer.called", 5, llm, monkeypatch).clear()
     gc.collect()
     assert not torch.is_inference_mode_enabled()
     assert tokens_of(llm) == expected
@@ -320,19 +327,7 @@ def test_a_request_that_waits_on_holds_no_blocks(monkeypatch: pytest.MonkeyPatch
 def test_a_pass_that_ends_late_does_not_end_another_one(monkeypatch: pytest.MonkeyPatch, expected: list) -> None:
     """The context of a forward pass that was interrupted may end when it is garbage-collected, during another one."""
     llm = make_llm(None)
-    leave = contextlib._GeneratorContextManager.__exit__
-    left: list[Any] = []
-
-    def interrupted(self: Any, *error: Any) -> Any:
-        if self.gen.gi_code.co_qualname == "PagedAttention.forwarding" and not left:
-            left.append(self.gen)
-            raise KeyboardInterrupt
-        return leave(self, *error)
-
-    monkeypatch.setattr(contextlib._GeneratorContextManager, "__exit__", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        tokens_of(llm)
-    monkeypatch.undo()
+    left = interrupt_the_end_of("PagedAttention.forwarding", 1, llm, monkeypatch)
     forwarding = PagedAttention.forwarding
 
     @contextlib.contextmanager

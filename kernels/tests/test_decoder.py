@@ -276,7 +276,12 @@ def test_inputs_of_layers_are_written_where_they_are_wanted(dtype: torch.dtype, 
     assert torch.equal(run.fused(copied=copied, copies=copies), expected)
     given = run.hidden[:-3], run.fused(num_layers=1)
     assert all(torch.equal(copy[:-3], given[layer]) for layer, copy in zip(copied, copies, strict=True))
-    assert torch.equal(run.fused(), expected)
+    fused, cache = OPS["fuse_layers"](run.drawn.layers), (run.caches, run.slots, run.made.fresh_plan(), None)
+    for layers in ([1], [0], [0, 1], [], [1, 0]):  # others in each forward pass
+        copies = torch.full((2, *run.hidden.shape), 7, dtype=dtype)[: len(layers)]
+        found = fused(run.hidden, run.ropes, run.positions, *cache, run.entering, copied=layers, copies=copies)
+        assert torch.equal(found[:-3], expected)
+        assert all(torch.equal(copy[:-3], given[layer]) for layer, copy in zip(layers, copies, strict=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -3,7 +3,7 @@ plugin can compute many layers in one call. `decoder_trial` finds out whether a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -46,8 +46,37 @@ class RecordedDecoder:
         run = fused(self.layers, packed, fuse)
         if run is None:
             return None
-        copied = {tap: i for i in range(1, len(self.layers)) if (tap := f"input.{i}") in taps}
-        return Decoder(self.embed, self.ropes, norm, attention, run, len(self.layers), copied, frozenset(taps))
+        copied = {f"input.{i}": i for i in range(1, len(self.layers)) if f"input.{i}" in taps}
+        places = {tap: place for place, tap in enumerate(copied)}
+        layers = tuple(copied.values())
+        return Decoder(self.embed, self.ropes, norm, attention, run, len(self.layers), layers, places, frozenset(taps))
+
+
+class Features(Mapping[str, torch.Tensor]):
+    """{tap: [num_tokens, width]} of one forward pass. A tensor for each tap is only made where it is asked for: in
+    plain decoding, making them takes a percent of a step.
+
+    copies: [number, num_tokens, width], of taps with these places there. others: of the other taps.
+    """
+
+    __slots__ = ("_copies", "_others", "_places")
+
+    def __init__(
+        self, copies: torch.Tensor | None, places: Mapping[str, int], others: Mapping[str, torch.Tensor]
+    ) -> None:
+        self._copies, self._places, self._others = copies, places, others
+
+    def __getitem__(self, tap: str) -> torch.Tensor:
+        if self._copies is None or tap not in self._places:
+            return self._others[tap]
+        return self._copies[self._places[tap]]
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._places
+        yield from self._others
+
+    def __len__(self) -> int:
+        return len(self._places) + len(self._others)
 
 
 @frozen(eq=False)
@@ -55,7 +84,7 @@ class Decoder:
     """A model's layers, fused by a plugin, from the embedding to the last norm.
 
     run: all layers in one call.
-    copied: the taps that are inputs of layers after the first, with the index of each one's layer.
+    copied: the indices of layers after the first whose inputs are taps, and the places of these taps among them.
     """
 
     embed: Callable[[torch.Tensor], torch.Tensor]
@@ -64,31 +93,31 @@ class Decoder:
     attention: PagedAttention
     run: Run
     num_layers: int
-    copied: Mapping[str, int]
+    copied: tuple[int, ...]
+    places: Mapping[str, int]
     taps: frozenset[str]
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """Run a flat batch of tokens, inside `attention.forwarding`. Returns the LM head's input for `rows`, and the
-        taps' hidden states [num_tokens, width]."""
-        hidden = self.embed(token_ids)
-        features = {"input.0": hidden}
-        copies = hidden.new_empty((len(self.copied), *hidden.shape)) if self.copied else None
-        layers = tuple(self.copied.values())
+        taps' hidden states {tap: [num_tokens, width]}."""
+        entered = self.embed(token_ids)
+        copies = entered.new_empty((len(self.copied), *entered.shape)) if self.copied else None
         # Positions past the tables take the last row: only dead nodes have them.
         hidden = self.attention.run_layers(
-            self.run, 0, self.num_layers, hidden, self.ropes, positions, copied=layers, copies=copies
+            self.run, 0, self.num_layers, entered, self.ropes, positions, copied=self.copied, copies=copies
         )
-        features[f"input.{self.num_layers}"] = hidden
-        if copies is not None:
-            features |= zip(self.copied, copies.unbind(), strict=True)
+        others = {}
         if "final" in self.taps:
-            features["final"] = self.norm(hidden)
-            needed = features["final"].index_select(0, rows)
+            final = others["final"] = self.norm(hidden)
+            needed = final.index_select(0, rows)
         else:
             needed = self.norm(hidden.index_select(0, rows))
-        return needed, {tap: features[tap] for tap in self.taps}
+        if len(self.taps) > len(self.copied):
+            ends = {"input.0": entered, f"input.{self.num_layers}": hidden}
+            others |= {tap: each for tap, each in ends.items() if tap in self.taps}
+        return needed, Features(copies, self.places, others)
 
 
 def fused(

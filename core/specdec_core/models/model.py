@@ -90,7 +90,7 @@ class Model:
         rows: torch.Tensor,
         *,
         window: int | None = None,
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """Run one forward pass over a flat batch of tokens.
 
         token_ids, positions: int64 [num_tokens], padded.

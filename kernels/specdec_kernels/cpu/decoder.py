@@ -31,6 +31,8 @@ from specdec_kernels.cpu.threads import in_parallel
 
 HEADS = 1
 """Index of `_Tokens.starts`."""
+NO_COPIES = 0, 0
+"""No layer's input is copied."""
 
 
 def fuse_layers(layers: Sequence[DecoderLayer]) -> Callable[..., torch.Tensor] | None:
@@ -72,8 +74,7 @@ class FusedLayers:
             self._fill(row, layer)
         self._windows = self._table["window"].copy()
         self._window: int | None = None  # of the last forward pass
-        self._copies = self._table["copy"]
-        self._copied = False  # any input, in the last forward pass
+        self._copied: Sequence[int] = ()  # as the table has it
         self._ropes = Ropes({layer.rope: layer.head_dim for layer in layers})
         products: Any = [[getattr(layer, name) for name in PRODUCTS] for layer in layers]
         width = products[0][1].num_out
@@ -132,7 +133,7 @@ class FusedLayers:
         self._place(caches, hidden.dtype)
         self._set_window(window)
         self._check(hidden, entering, slot_mapping)
-        self._set_copies(copied, copies, hidden)
+        copies_at = self._copies_at(copied, copies, hidden) if copied else NO_COPIES
         tokens = _Tokens.of(
             hidden.clone(memory_format=torch.contiguous_format),
             self._sizes,
@@ -140,6 +141,7 @@ class FusedLayers:
             self._ropes.at(ropes, positions, hidden),
             plan,
             entering,
+            copies_at,
         )
         if rows is None or plan_of_rows is None:
             tokens.run_stages(self._table, NORM_INPUT, END)
@@ -169,20 +171,18 @@ class FusedLayers:
                 + (f"{dtype} [{num_tokens}, {width}]" if width else "None")
             )
 
-    def _set_copies(self, copied: Sequence[int], copies: torch.Tensor | None, hidden: torch.Tensor) -> None:
-        """Write to the table where the inputs of layers are written."""
-        if self._copied:
-            self._copies[:] = 0
-        self._copied = bool(copied)
-        if not copied:
-            return
+    def _copies_at(self, copied: Sequence[int], copies: torch.Tensor | None, hidden: torch.Tensor) -> tuple[int, int]:
+        """Note in the table which layers' inputs are copied. Returns the copies' address and the bytes of each."""
         wanted = (len(copied), *hidden.shape)
         if copies is None or copies.dtype != hidden.dtype or copies.shape != wanted or not copies.is_contiguous():
             given = "None" if copies is None else f"{copies.dtype} {list(copies.shape)}, strides {copies.stride()}"
             raise ValueError(f"copies is {given}: give {hidden.dtype} {list(wanted)}, contiguous")
-        address, size = copies.data_ptr(), hidden.numel() * hidden.itemsize
-        for place, layer in enumerate(copied):
-            self._copies[layer] = address + place * size
+        if copied != self._copied:
+            self._copied = ()  # until the table is right
+            self._table["copy"] = 0
+            self._table["copy"][list(copied)] = range(1, len(copied) + 1)
+            self._copied = tuple(copied)
+        return copies.data_ptr(), hidden.numel() * hidden.itemsize
 
     def _set_window(self, window: int | None) -> None:
         """Limit each layer's window to that of the forward pass."""
@@ -230,6 +230,7 @@ class _Tokens:
     angles: Placed
     plan: AttentionPlan
     entering: torch.Tensor
+    copies_at: tuple[int, int]  # as for `run_stages`
 
     @classmethod
     def of(
@@ -240,11 +241,12 @@ class _Tokens:
         angles: Placed,
         plan: AttentionPlan,
         entering: torch.Tensor | None,
+        copies_at: tuple[int, int] = NO_COPIES,
     ) -> _Tokens:
         """sizes: of a token in each buffer."""
         *starts, total = accumulate((hidden.shape[0] * size for size in sizes), initial=0)
         entering = hidden if entering is None else entering.contiguous()
-        return cls(hidden, hidden.new_empty(total), starts, slots, angles, plan, entering)
+        return cls(hidden, hidden.new_empty(total), starts, slots, angles, plan, entering, copies_at)
 
     def only(self, rows: torch.Tensor, plan: AttentionPlan, layer: DecoderLayer, sizes: Sequence[int]) -> _Tokens:
         """Return some of the tokens, int64 [n], before a layer's attention. plan: that of these tokens alone."""
@@ -265,6 +267,7 @@ class _Tokens:
             table,
             stages,
             (self.hidden.data_ptr(), *buffers, self.entering.data_ptr()),
+            self.copies_at,
             (paths.num_tokens, self.hidden.shape[1], self.slots.data_ptr(), self.angles.rows_address),
             self.angles.tables,
             (paths.chunks, paths.paths, paths.places),

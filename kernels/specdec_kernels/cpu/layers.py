@@ -35,7 +35,7 @@ LAYER = np.dtype(
     + [(name, NORM) for name in NORMS]
 )
 """A layer's sizes and addresses. keys, values: those of its KV cache, each with the stride from row to row. copy: where
-its input is written, like [n, width]; 0: nowhere."""
+its input is written among the copies, counted from 1; 0: nowhere."""
 
 NORM_INPUT, QUERY_KEY_VALUE, ROTATE_AND_STORE, ATTENTION, ATTENTION_OUTPUT = range(5)
 NORM_BETWEEN, GATE_AND_UP, DOWN, NORM_OUTPUT, END = range(5, 10)
@@ -44,7 +44,7 @@ _FLOATS, _INTS = np.empty(0, np.float32), np.empty(0, np.int64)
 
 
 @compiled(parallel=True)
-def run_stages(functions, num_parts, like, layers, stages, buffers, tokens, ropes, paths):
+def run_stages(functions, num_parts, like, layers, stages, buffers, copies, tokens, ropes, paths):
     """Run some stages of each layer.
 
     functions: what `addresses_of` returns.
@@ -55,6 +55,8 @@ def run_stages(functions, num_parts, like, layers, stages, buffers, tokens, rope
         of `query_key_value`], query, key and value [n, columns of that product], attended [n, inputs of the next],
         gated [n, inputs of `down`] and an output that has to be normed [n, width]. Then the address of what the first
         layer's input of query, key and value begins with [n, what `width` leaves of that input].
+    copies: address of the copies of layers' inputs, like [number, n or more, width], 0 if there are none; and the bytes
+        of each copy.
     tokens: their number n, the width, and the addresses of their cache rows and of their rows in the tables of ropes,
         int64 [n] each. The second may be 0: token i has row i.
     ropes: of each rotary embedding the addresses of cos and sin [num_rows, head_dim], and num_rows, int64 [number, 3].
@@ -68,16 +70,11 @@ def run_stages(functions, num_parts, like, layers, stages, buffers, tokens, rope
         for slot in slots:
             if not -layers[layer]["num_slots"] <= slot < layers[layer]["num_slots"]:
                 return False
-    hidden = array_at(buffers[0], (tokens[0] * tokens[1],), like)
     for layer in range(len(layers)):
-        if layers[layer]["copy"] != 0 and stages[0] == NORM_INPUT:
-            copy = array_at(layers[layer]["copy"], hidden.shape, like)
-            for i in range(len(hidden)):
-                copy[i] = hidden[i]
         for stage in range(stages[0], stages[1]):
             for part in prange(num_parts):
                 where = np.int64(stage), np.int64(part), num_parts, functions[1], layers[layer : layer + 1]
-                call_at(functions[0], (*where, like, buffers, tokens, ropes, *paths))
+                call_at(functions[0], (*where, like, buffers, copies, tokens, ropes, *paths))
     return True
 
 
@@ -86,12 +83,13 @@ def addresses_of(dtype: np.dtype) -> tuple[int, int]:
     """Return the addresses of `_run_stage` and of `attend_part` for numbers of a dtype."""
     number, table, like = types.int64, types.int64[:, ::1], typeof(np.empty(0, dtype))
     layer = typeof(np.empty(0, LAYER))
-    kinds = [number] * 4 + [layer, like, types.UniTuple(number, 7), types.UniTuple(number, 4), table]
+    tuples = [types.UniTuple(number, length) for length in (7, 2, 4)]
+    kinds = [number] * 4 + [layer, like, *tuples, table]
     return address_of(_run_stage, [*kinds, table, table, types.int64[::1]]), address_of_attend(dtype)
 
 
 @compiled()
-def _run_stage(stage, part, num_parts, attend, layers, like, buffers, tokens, ropes, chunks, paths, places):
+def _run_stage(stage, part, num_parts, attend, layers, like, buffers, copies, tokens, ropes, chunks, paths, places):
     layer = layers[0]
     num_tokens, width, slots, places_in_ropes = tokens
     hidden_at, normed_at, heads_at, attended_at, gated_at, output_at, entering_at = buffers
@@ -105,6 +103,11 @@ def _run_stage(stage, part, num_parts, attend, layers, like, buffers, tokens, ro
     entering = array_at(entering_at, (num_tokens, inputs.shape[1] - width), like)
     rows = num_tokens * part // num_parts, num_tokens * (part + 1) // num_parts
     if stage == NORM_INPUT:
+        if copies[0] != 0 and layer["copy"] != 0:
+            copy = array_at(copies[0] + (layer["copy"] - 1) * copies[1], hidden.shape, like)
+            for row in range(rows[0], rows[1]):
+                for i in range(width):
+                    copy[row, i] = hidden[row, i]
         _enter(layer["entering_norm"], entering, rows, inputs, 0)
         _enter(layer["input_norm"], hidden, rows, inputs, entering.shape[1])
     elif stage == QUERY_KEY_VALUE:

@@ -54,7 +54,7 @@ def measure(method: str, options: dict[str, Any], temperature: float, num_nodes:
         budget = drafter.budget
         assert budget is not None
         budget.survival.watch = watch
-        budget._choose = lambda rows, limits: limits  # type: ignore[method-assign]
+        budget._choose = lambda rows, limits, so_far: limits  # type: ignore[method-assign]
         budget._curve.add = lambda num_tokens, seconds: None  # type: ignore[method-assign]
         budget._curve.seconds = np.ones_like(budget._curve.seconds)
         while sum(map(len, estimates)) < num_nodes:

@@ -3,8 +3,9 @@
     python benchmarks/default_settings.py [--only METHOD]     # writes benchmarks/results/default_settings.json
 
 Each cell is a method, a kind of prompt, a temperature and a batch size. In each round, the same prompts are decoded
-plainly and with the method, in turn. A cell's figure is the median of the ratios of tokens per second, with a 95 %
-confidence interval of their geometric mean. The cells with the lowest medians are repeated with more rounds.
+plainly and with the method, in turn, some tokens at a time (interleaved.py). A cell's figure is the median of the
+ratios of tokens per second, with a 95 % confidence interval of their geometric mean. The cells with the lowest medians
+are repeated with more rounds.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import time
 from collections.abc import Callable, Iterator
 from itertools import cycle, islice, product
 from math import exp, log, sqrt
@@ -22,10 +22,11 @@ from statistics import geometric_mean, mean, median, stdev
 from typing import Any
 
 import heldout
+from interleaved import run_interleaved
 from measuring import RESULTS, command, machine, write
 from prompts import edit_prompts
 
-from specdec_core import LLM, SamplingParams
+from specdec_core import LLM
 
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {},
@@ -38,8 +39,8 @@ MORE_METHODS: dict[str, dict[str, Any]] = {"eagle": {}, "mtp": {}, "mlp_speculat
 KINDS, FEWER_KINDS = ("code", "edits", "text", "random"), ("code", "random")
 BATCHES, FEWER_BATCHES = (1, 8, 64), (1, 16)
 TEMPERATURES = (0.0, 1.0)
-NUM_ALONE = 4
-"""Prompts of a round with batch size 1."""
+MOST_BATCHES, FEWEST_PROMPTS = 4, 32
+"""Of a round: batches until there are enough prompts, so that rounds of small batches are not too short."""
 NUM_REPEATED, REPEATED_ROUNDS = 10, 15
 SLOWER = 0.97
 """Cells whose whole interval lies below this ratio count as slower than plain decoding."""
@@ -48,7 +49,7 @@ STUDENT = {5: 2.776, 15: 2.145}
 
 
 def texts_of(kind: str) -> Iterator[str]:
-    """The prompts of a kind, without end. text: articles of Python's documentation. random: see `prompts_of`."""
+    """The prompts of a kind, without end. text: articles of Python's documentation."""
     return cycle({"code": [*heldout.texts()], "edits": [*edit_prompts().values()], "text": _articles()}[kind])
 
 
@@ -57,35 +58,28 @@ def _articles() -> list[str]:
     return [text[: text.rfind(" ", 0, 900)] for text in articles if len(text) > 1200]
 
 
-def prompts_of(kind: str, number: int, llm: LLM) -> list[Any]:
+def prompts_of(kind: str, number: int, llm: LLM) -> list[list[int]]:
+    """As token ids. random: tokens that are drawn."""
     if kind != "random":
-        return [*islice(texts_of(kind), number)]
+        tokenizer = llm.get_tokenizer()
+        return [tokenizer.encode(text) for text in islice(texts_of(kind), number)]
     draws, vocab_size = random.Random(0), llm.engine.target.info.vocab_size
-    return [{"prompt_token_ids": [draws.randrange(2, vocab_size) for _ in range(128)]} for _ in range(number)]
+    return [[draws.randrange(2, vocab_size) for _ in range(128)] for _ in range(number)]
 
 
-def tokens_per_s(llm: LLM, prompts: list[Any], temperature: float, batch_size: int, max_tokens: int) -> float:
-    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)  # equally many tokens
-    started, num_tokens = time.perf_counter(), 0
-    for i in range(0, len(prompts), batch_size):
-        for output in llm.generate(prompts[i : i + batch_size], params, use_tqdm=False):
-            num_tokens += len(output.outputs[0].token_ids)
-    return num_tokens / (time.perf_counter() - started)
+def num_prompts(batch_size: int) -> int:
+    return batch_size * min(MOST_BATCHES, -(-FEWEST_PROMPTS // batch_size))
 
 
 def measure_cell(plain: LLM, llm: LLM, cell: dict[str, Any], max_tokens: int, rounds: int) -> dict[str, Any]:
     batch_size = cell["batch_size"]
-    prompts = prompts_of(cell["prompts"], NUM_ALONE if batch_size == 1 else batch_size, plain)
-
-    def run(each: LLM) -> float:
-        return tokens_per_s(each, prompts, cell["temperature"], batch_size, max_tokens)
-
-    run(plain), run(llm)  # to warm up
+    prompts = prompts_of(cell["prompts"], num_prompts(batch_size), plain)
+    draws, both = random.Random(0), {"plain": plain, "method": llm}
     pairs = []
-    for i in range(rounds):
-        first, second = (plain, llm) if i % 2 else (llm, plain)
-        pair = {id(first): run(first), id(second): run(second)}
-        pairs.append((pair[id(plain)], pair[id(llm)]))
+    for i in range(rounds + 1):
+        found = run_interleaved(both, prompts, cell["temperature"], batch_size, max_tokens, draws)
+        if i:  # the first is to warm up
+            pairs.append((found["plain"].tokens_per_s, found["method"].tokens_per_s))
     return {**cell, "plain_tokens_per_s": round(median(a for a, _ in pairs), 1), **summary([b / a for a, b in pairs])}
 
 

@@ -118,9 +118,10 @@ class Recorded:
         (drafter,) = self.llm.engine._speculation.drafters
         budget, proposer, observer = drafter.budget, drafter.proposer.proposer, drafter.observer
         assert budget is not None
-        budget._choose = lambda rows, limits: limits if self.drafting else [0] * len(limits)  # type: ignore[method-assign]
-        budget._curve.add = lambda *of: None  # type: ignore[method-assign]
-        budget._curve.seconds = torch.ones(len(budget._curve.seconds)).numpy()
+        self.curve, choices = budget._curve, lambda limits: limits if self.drafting else [0] * len(limits)
+        budget._choose = lambda rows, limits, so_far: choices(limits)  # type: ignore[method-assign]
+        self.curve.add = lambda *of: None  # type: ignore[method-assign]
+        self.curve.seconds = torch.ones(len(self.curve.seconds)).numpy()
         budget._retries.pay(1e9)
         propose, observe, put_off = proposer.propose, proposer.observe, observer.put_off
 
@@ -144,6 +145,10 @@ class Recorded:
             params = SamplingParams(seed=seed, max_tokens=300, ignore_eos=True)
             self.llm.engine.add_request(self.llm.get_tokenizer().encode(prompt), params)
 
+    def resume(self) -> None:
+        self.drafting = True
+        self.curve.seconds = self.curve.seconds.copy()  # as after every correction
+
 
 def test_drafts_after_a_long_pause_are_those_of_a_head_that_had_none() -> None:
     paused, always = Recorded(), Recorded()
@@ -152,7 +157,7 @@ def test_drafts_after_a_long_pause_are_those_of_a_head_that_had_none() -> None:
         paused.llm.engine.step()
     assert paused.num_calls <= 2, "the prompts"
     assert paused.num_idle > 190
-    paused.drafting = True
+    paused.resume()
     for each in (paused, always):
         while each.llm.engine.has_unfinished:
             each.llm.engine.step()
@@ -175,7 +180,7 @@ def test_drafts_that_are_off_cost_no_cached_prefix(method: str, monkeypatch: pyt
         drafter = llm.engine._speculation.drafters[0]
 
         def drafts_of(number: int) -> tuple[Any, int]:
-            monkeypatch.setattr(Budget, "_choose", lambda self, rows, limits: [number] * len(limits))
+            monkeypatch.setattr(Budget, "_choose", lambda self, rows, limits, so_far: [number] * len(limits))
             (output,) = llm.generate(PROMPTS[2], params, use_tqdm=False)
             counts = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
             return output, counts["vllm:spec_decode_num_draft_tokens"]

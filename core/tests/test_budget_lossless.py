@@ -30,7 +30,7 @@ from specdec_core.verifiers.rejection import RejectionVerifier
 from specdec_core.verifiers.traversal import TraversalVerifier
 
 VOCAB = 2
-LEVEL_S = 0.15  # seconds of another level; a forward pass of the target takes about 1
+LEVEL_S = 0.02  # seconds of another level; a forward pass of the target takes about 1
 CHAIN = TokenTree.chain(2)
 TREE = TokenTree.parse("[(0,), (0, 0), (0, 1)]")
 CASES = [(RejectionVerifier, CHAIN), (BlockVerifier, CHAIN), (TraversalVerifier, CHAIN), (TraversalVerifier, TREE)]
@@ -54,7 +54,7 @@ class Step:
 
     def budget(self) -> Budget:
         """A budget whose statistics have likely tokens that were accepted, and unlikely ones that were not."""
-        curve = CostCurve({1: 1.0, 2: 1.02, 9: 1.3}, 16)
+        curve = CostCurve({1: 1.0, 2: 1.04, 9: 1.32}, 16)
         budget = Budget(curve, 2, len(self.tree.paths), in_place=False)
         for name in "ab":
             budget.start(request_of(name), is_sampled=True)
@@ -71,7 +71,7 @@ class Step:
         budget, budgets = self.budget(), [len(self.tree.paths)] * 2
         batch = batch_of(budgets, [1.0, 1.0], random)
         batch = attrs.evolve(batch, requests=[request_of("a"), request_of("b")])
-        budget.share(batch.requests, budgets, Expected(2, 2))
+        budget.share(batch.requests, budgets, Expected.of_plain(2, 2))
         batch = attrs.evolve(batch, levels=budget.levels(budgets, torch.device("cpu")))
         grower = grower_of(batch, self.tree, "probabilistic")
         entries: list[tuple[int, History]] = [(0, ()), (1, ())]

@@ -36,8 +36,6 @@ ALL = np.ones(1)
 NUM_HELD = 8
 """Steps for which a choice before drafting holds while the requests stay the same. Then is learned from all that was
 drafted meanwhile: choosing and learning each take as long as a small draft."""
-NUM_IDLE = 32
-"""Steps for which the choice holds that no request drafts: only costs may change meanwhile."""
 OUTLIER = 4.0
 """Drafting that took longer than this many times the usual was interrupted, and counts as that."""
 MOST_TOKENS = 2.5
@@ -59,7 +57,7 @@ class Held(NamedTuple):
 
 
 class Budget:
-    """Decides for one proposer, so that the expected output tokens per second of each step are highest.
+    """Decides for one proposer, so that the expected time per output token of a step's requests is lowest (`choice`).
 
     1. `share`, before drafting: which requests draft. If the proposer does not ask about levels, and its draft tokens
        cannot be judged one by one (they have no scores, or were sampled), also how many.
@@ -93,8 +91,10 @@ class Budget:
         self._num_retried = 0  # requests that draft in this step only because they are tried again
         self._judged: set[str] = set()  # ids of requests about which `share` has decided
         self._num_steps = 0
-        self._idle: Sequence[RequestView] | None = None  # the requests of the last step, if none of them drafted
-        self._num_idle = 0  # steps since this was decided
+        self._idle: Sequence[RequestView] | None = (
+            None  # the requests of a step in which all were off; None: some drafts
+        )
+        self._idle_costs = curve.seconds  # by which this was decided
         self._held: Held | None = None  # the last choice
         self._past: list[Past] = []  # drafts from which is to be learned
         # Of this step: the requests that draft, and what they may ask.
@@ -103,7 +103,7 @@ class Budget:
         self._worth = ALL  # the share of their accepted draft tokens that other proposers are expected not to have
         self._known: tuple[Sequence[RequestView], np.ndarray] = (), self._rows
         self._levels: Levels | None = None
-        self._so_far = Expected(0, 0)
+        self._so_far = self._of_drafting = Expected.of_plain(0, 0)
         self._drafted_s = 0.0
         self._began = 0.0  # when the proposer was asked for the step's drafts
 
@@ -119,7 +119,7 @@ class Budget:
         self.survival.finish(request)
         self._off.discard(request.id)
         self._judged.discard(request.id)
-        self._idle, self._known = None, ((), self._rows)
+        self._known = (), self._rows
 
     def is_off(self, request: RequestView) -> bool:
         """Whether a request does not draft at present. A new request is not expected to either, while no other does."""
@@ -127,19 +127,25 @@ class Budget:
             return True
         return self._is_all_off and request.id not in self._judged and not self._retries.is_due
 
-    def stays_idle(self, requests: Sequence[RequestView]) -> bool:
-        """Whether it is already decided that none of these requests drafts in this step."""
-        is_due = self._can_retry and self._retries.is_due
-        return requests == self._idle and self._num_idle < NUM_IDLE and not is_due
+    def stays_idle(self, requests: Sequence[RequestView], *, is_prefill: bool = False) -> bool:
+        """Whether it is already decided that none of these requests drafts in this step. Until one is tried again, only
+        the costs of the target's forward pass may change that, or other requests. is_prefill: whether one of them has
+        its first forward pass: a new one is decided on in the step after it."""
+        if self._idle is None or self._curve.seconds is not self._idle_costs:
+            return False
+        if self._can_retry and self._retries.is_due:
+            return False
+        return requests == self._idle or (is_prefill and all(map(self.is_off, requests)))
 
-    def begin_idle(self, requests: Sequence[RequestView]) -> None:
-        """Decide that these requests, of which none drafts in this step, do not draft in the next ones."""
+    def begin_idle(self, requests: Sequence[RequestView]) -> bool:
+        """Decide that these requests, of which none drafts in this step, do not draft in the next ones. Returns whether
+        that is so: not if nothing is drafted only to measure a plain step."""
         if not self._is_sample:
-            self._idle, self._num_idle = list(requests), 0
+            self._idle, self._idle_costs = list(requests), self._curve.seconds
+        return not self._is_sample
 
     def pass_idle_step(self) -> None:
-        """Count a step in which no proposer was asked."""
-        self._num_idle += 1
+        """Note that no proposer was asked in a step."""
         self._held = None  # the next choice is a new one
 
     def share(self, requests: Sequence[RequestView], limits: Sequence[int], so_far: Expected) -> list[int]:
@@ -158,17 +164,22 @@ class Budget:
         self._worth = ALL
         if self._wants_plain_step(requests) or self._stays_off(asked, most):
             return [0] * len(limits)
-        if so_far.covered is not None:
-            self._worth = worth_beside(so_far.covered[np.flatnonzero(limits)], self.survival, self._rows_of(asked))
-        numbers = self._with_retries(most, self._numbers(asked, most))
-        self._requests = asked
+        of_asked = so_far if len(asked) == len(requests) else so_far.only(np.flatnonzero(limits))
+        if of_asked.covered is not None:
+            self._worth = worth_beside(of_asked.covered, self.survival, self._rows_of(asked))
+        numbers = self._with_retries(most, self._numbers(asked, most, of_asked))
+        self._requests, self._of_drafting = asked, of_asked
         if not all(numbers):
-            self._requests = [request for request, number in zip(asked, numbers, strict=True) if number]
-            self._worth = self._worth[np.flatnonzero(numbers)] if so_far.covered is not None else ALL
+            drafting = np.flatnonzero(numbers)
+            self._requests, self._of_drafting = [asked[i] for i in drafting.tolist()], of_asked.only(drafting)
+            self._worth = self._worth[drafting] if so_far.covered is not None else ALL
         self._rows = self._rows_of(self._requests)
         if self._requests:  # what drafting at all costs is decided: further draft tokens need not pay for it
-            observing_s = self._observe.seconds(len(self._requests))
-            self._so_far = evolve(so_far, draft_s=so_far.draft_s + observing_s)
+            draft_s = so_far.draft_s + self._observe.seconds(len(self._requests))
+            self._so_far, self._of_drafting = (
+                evolve(so_far, draft_s=draft_s),
+                evolve(self._of_drafting, draft_s=draft_s),
+            )
         given = iter(numbers)
         return numbers if len(asked) == len(requests) else [next(given) if limit else 0 for limit in limits]
 
@@ -181,7 +192,7 @@ class Budget:
             return None
         size = len(limits)
         first_s = self._first.seconds(size)
-        so_far = evolve(self._so_far, draft_s=self._so_far.draft_s + first_s)
+        so_far = evolve(self._of_drafting, draft_s=self._of_drafting.draft_s + first_s)
         # In a retry, and if none was measured lately, levels go on whatever they cost, which is then measured again.
         level_s = 0.0 if self._num_retried else self._level.recent_seconds(size, self._num_steps)
         self._levels = Levels(self._rows, limits, self.survival, self._worth, self._curve.seconds, so_far, level_s)
@@ -249,9 +260,9 @@ class Budget:
         if past:
             self.survival.learn(past)
 
-    def _numbers(self, requests: Sequence[RequestView], limits: list[int]) -> list[int]:
-        """The most draft tokens of each request, by expected gain; 0: none."""
-        held = self._held if self._so_far.covered is None else None
+    def _numbers(self, requests: Sequence[RequestView], limits: list[int], so_far: Expected) -> list[int]:
+        """The most draft tokens of each request, by expected gain; 0: none. so_far: of these requests."""
+        held = self._held if so_far.covered is None else None
         if held is not None and held.is_for(requests, limits):
             numbers = held.numbers
             self._held = held._replace(age=held.age + 1)
@@ -259,7 +270,7 @@ class Budget:
             self._learn()
             rows = self._rows_of(requests)
             self.survival.update(rows)
-            numbers = self._choose(rows, limits)
+            numbers = self._choose(rows, limits, so_far)
             self._held = Held(requests, list(limits), numbers)
             self._mark_off([request.id for request in requests], numbers)
         if self._asks_levels or self._judges_nodes:
@@ -290,7 +301,7 @@ class Budget:
         self._held = held._replace(age=held.age + 1)
         return True
 
-    def _choose(self, rows: np.ndarray, limits: list[int]) -> list[int]:
+    def _choose(self, rows: np.ndarray, limits: list[int], so_far: Expected) -> list[int]:
         size = max(1, round(self._nodes_per_level))
         num_levels = min(ceil(max(limits) / size), MOST_CHOSEN)
         gains = self.survival.of_levels(rows, 0, num_levels).cumprod(axis=1) * self._worth[:, None]
@@ -300,7 +311,7 @@ class Budget:
         num_requests = len(limits)
         level_s = self._level.seconds(num_requests)
         first_s = self._first.seconds(num_requests) + self._observe.seconds(num_requests) - level_s
-        chosen = best_levels(gains, size * found, self._so_far, self._curve.seconds, first_s, level_s)
+        chosen = best_levels(gains, size * found, so_far, self._curve.seconds, first_s, level_s)
         expected = (gains * (np.arange(num_levels) < chosen[:, None])).sum() if chosen.any() else -num_requests
         self._tokens_per_request = 1 + float(expected) / num_requests  # 0: none drafts
         return [self._most if number == MOST_CHOSEN else number * size for number in chosen.tolist()]
@@ -342,11 +353,12 @@ class Budget:
         gains = nodes.down_the_tree(np.where(nodes.depths > 0, own, 0))
         gains *= np.broadcast_to(self._worth, draft.batch_size)[nodes.requests]
         so_far = Expected(
-            self._so_far.num_tokens + float(gains[whole].sum()),
-            self._so_far.num_rows + int(whole.sum()),
-            self._so_far.draft_s + drafted_s,
+            self._of_drafting.tokens + np.bincount(nodes.requests, np.where(whole, gains, 0), draft.batch_size),
+            self._of_drafting.num_rows + int(whole.sum()),
+            self._of_drafting.draft_s + drafted_s,
+            others=self._of_drafting.others,
         )
-        kept = best_nodes(np.where(whole, 0, gains), so_far, self._curve.seconds) | whole
+        kept = best_nodes(np.where(whole, 0, gains), nodes.requests, so_far, self._curve.seconds) | whole
         if self._in_place:
             last = np.full(draft.batch_size, -1)
             np.maximum.at(last, nodes.requests[kept], np.flatnonzero(kept))

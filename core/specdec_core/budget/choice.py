@@ -1,4 +1,11 @@
-"""The one rule of the budget: take draft tokens as long as that raises the expected output tokens per second."""
+"""The one rule of the budget: take draft tokens as long as that makes a request's next output token come sooner, on
+average over the requests of a step.
+
+A step of T seconds in which request i is expected to get t_i output tokens takes T / t_i for each. The rule minimizes
+the sum of these. The sum of all output tokens per second would be another measure: it is higher where the drafts of few
+requests slow down all others, which then are still running, in small and inefficient batches, when those few have
+finished (docs/architecture.md, Decisions).
+"""
 
 from __future__ import annotations
 
@@ -10,53 +17,86 @@ from attrs import frozen
 class Expected:
     """What a step is expected to yield and to cost so far.
 
-    num_tokens: output tokens.
+    tokens: float64 [requests], output tokens of each request that may get more drafts.
     num_rows: tokens in the target's forward pass.
     draft_s: seconds of drafting, and of all that is neither drafting nor the target's forward pass and verification.
     covered: float64 [requests, depths], how likely the drafts of other proposers are to have the right token at each
         depth; None: there are none.
+    others: of all other requests, the sum of 1 / output tokens.
     """
 
-    num_tokens: float
+    tokens: np.ndarray
     num_rows: int
     draft_s: float = 0.0
     covered: np.ndarray | None = None
+    others: float = 0.0
+
+    @classmethod
+    def of_plain(cls, num_requests: int, num_rows: int, other_s: float = 0.0) -> Expected:
+        """A step without drafts, in which each request gets a token."""
+        return cls(np.ones(num_requests), num_rows, other_s)
+
+    @property
+    def steps_per_token(self) -> float:
+        """The sum over all requests."""
+        return self.others + float((1 / self.tokens).sum())
+
+    def only(self, requests: np.ndarray) -> Expected:
+        """The same step, with further drafts for some requests only. requests: int64 [n], their indices."""
+        chosen = self.tokens[requests]
+        others = self.steps_per_token - float((1 / chosen).sum())
+        return Expected(
+            chosen, self.num_rows, self.draft_s, None if self.covered is None else self.covered[requests], others
+        )
 
 
 def best_levels(
     gains: np.ndarray, sizes: np.ndarray, so_far: Expected, seconds: np.ndarray, first_s: float, level_s: float
 ) -> np.ndarray:
-    """int64 [n]   how many further levels of draft tokens each request should get, so that the expected output tokens
-    per second are highest. All 0 if no level raises them.
+    """int64 [n]   how many further levels of draft tokens each request should get, so that the expected time per output
+    token is lowest. All 0 if no level lowers it.
 
     gains: float64 [n, num_levels], how many more accepted tokens each level is expected to bring; never rising.
     sizes: int64 or float64 [n], the draft tokens, or expected ones, of a level of each request.
     seconds: float64, of the target's forward pass by its number of tokens (`CostCurve.seconds`).
     first_s: seconds of drafting anything at all. level_s: of each level, for all requests together.
     """
-    per_row = gains / sizes[:, None]
-    order = np.argsort(-per_row.T.ravel(), kind="stable")  # of equal ones, the shallower first: levels cost time
+    tokens = so_far.tokens[:, None]
+    saved = -np.diff(1 / (tokens + gains.cumsum(axis=1)), axis=1, prepend=1 / tokens)
+    order = np.argsort(
+        -(saved / sizes[:, None]).T.ravel(), kind="stable"
+    )  # of equal ones, the shallower: levels take time
     levels, requests = np.divmod(order, len(gains))
     rows = so_far.num_rows + sizes[requests].cumsum()
     deepest = np.maximum.accumulate(levels) + 1
     total_s = _at(seconds, rows) + so_far.draft_s + first_s + level_s * deepest
-    rates = (so_far.num_tokens + gains[requests, levels].cumsum()) / total_s
-    best = int(rates.argmax())
-    if rates[best] <= so_far.num_tokens / (_at(seconds, so_far.num_rows) + so_far.draft_s):
+    now = so_far.steps_per_token
+    times = (now - saved[requests, levels].cumsum()) * total_s
+    best = int(times.argmin())
+    if times[best] >= now * (_at(seconds, so_far.num_rows) + so_far.draft_s):
         return np.zeros(len(gains), dtype=np.int64)
     return np.bincount(requests[: best + 1], minlength=len(gains))
 
 
-def best_nodes(gains: np.ndarray, so_far: Expected, seconds: np.ndarray) -> np.ndarray:
-    """bool [num_nodes]   which draft tokens to verify, so that the expected output tokens per second are highest.
+def best_nodes(gains: np.ndarray, requests: np.ndarray, so_far: Expected, seconds: np.ndarray) -> np.ndarray:
+    """bool [num_nodes]   which draft tokens to verify, so that the expected time per output token is lowest.
 
-    gains: float64 [num_nodes], the estimated probability of each to be accepted; below that of its parent.
+    gains: float64 [num_nodes], the estimated probability of each to be accepted; at most that of its parent, which
+        comes before it.
+    requests: int64 [num_nodes], the index of each one's request.
     """
-    order = np.argsort(-gains, kind="stable")
+    by_request = np.lexsort((-gains, requests))  # stable
+    sorted_gains, owners = gains[by_request], requests[by_request]
+    after = sorted_gains.cumsum()
+    after -= np.concatenate([[0.0], after])[np.searchsorted(owners, owners)]  # of the same request
+    tokens = so_far.tokens[owners] + after
+    saved = np.empty_like(gains)
+    saved[by_request] = 1 / (tokens - sorted_gains) - 1 / tokens
+    order = by_request[np.argsort(-saved[by_request], kind="stable")]
     total_s = _at(seconds, so_far.num_rows + np.arange(len(gains) + 1)) + so_far.draft_s
-    tokens = so_far.num_tokens + np.concatenate([[0.0], gains[order].cumsum()])
+    steps = so_far.steps_per_token - np.concatenate([[0.0], saved[order].cumsum()])
     kept = np.zeros(len(gains), dtype=bool)
-    kept[order[: int((tokens / total_s).argmax())]] = True
+    kept[order[: int((steps * total_s).argmin())]] = True
     return kept
 
 

@@ -20,11 +20,13 @@ class Clock:
         self._num_skipped: dict[int, int] = {}
         self._medians: dict[int, float] = {}
         self._measured: dict[int, int] = {}  # by size: the step of the last measurement
+        self._num_added: dict[int, int] = {}
 
     def add(self, batch_size: int, seconds: float, step: int) -> None:
         """Count a measurement. step: the number of the step in which it was made."""
         size = batch_size.bit_length()
-        if step % NUM_BETWEEN and size in self._recent and self._recent[size].is_full(step):
+        number = self._num_added[size] = self._num_added.get(size, -1) + 1
+        if number % NUM_BETWEEN and size in self._recent and self._recent[size].is_full(step):
             return
         if self._num_skipped.get(size, 0) < NUM_SKIPPED:
             self._num_skipped[size] = self._num_skipped.get(size, 0) + 1

@@ -23,7 +23,7 @@ def expected_with(
     """Return what a step is expected to yield together with a draft, whose values are on the host.
 
     drafted_s: the seconds that drafting it took.
-    so_far: what the step is expected to yield without it.
+    so_far: what the step is expected to yield without it: of the same requests.
     survival: of the draft's proposer. requests: those of the draft.
     """
     nodes, rows = Nodes.of(draft), survival.rows(requests)
@@ -40,7 +40,7 @@ def expected_with(
         before[:, : so_far.covered.shape[1]] = so_far.covered
     covered = 1 - (1 - covered.clip(max=1)) * (1 - before)
     return Expected(
-        so_far.num_tokens + float((covered - before).sum()),
+        so_far.tokens + (covered - before).sum(axis=1),
         so_far.num_rows + draft.num_nodes,
         so_far.draft_s + drafted_s,
         covered,

@@ -25,7 +25,8 @@ class Levels:
     worth: float64 [n], the share of each request's accepted draft tokens that other proposers' drafts do not have.
     seconds: of the target's forward pass, by its number of tokens.
     level_s: the seconds of drafting a further level.
-    so_far: what the step is expected to yield without these drafts; draft_s includes drafting the first level.
+    so_far: what the step is expected to yield without these drafts, of which only these requests may get more; draft_s
+        includes drafting the first level.
     """
 
     def __init__(
@@ -61,9 +62,10 @@ class Levels:
         num_verified = np.minimum(self._num_verified + np.bincount(requests, minlength=size), self._limits)
         so_far, level_s = self._so_far, self._level_s if self._num_grown > 1 else 0.0
         self._so_far = Expected(
-            so_far.num_tokens + float(expected.sum()),
+            so_far.tokens + expected,
             so_far.num_rows + int((num_verified - self._num_verified).sum()),
             so_far.draft_s + level_s,
+            others=so_far.others,
         )
         self._room, self._num_verified, self._num_asked = self._room - self._num_asked, num_verified, num_nodes
         goes: np.ndarray = np.minimum(num_nodes, self._room) > 0
@@ -87,11 +89,12 @@ class Levels:
         """Whether the next level pays by itself, and each request's part of it. Quicker than to look further."""
         so_far, seconds, most = self._so_far, self._seconds, len(self._seconds) - 1
         gains = expected * self._survival.of_levels(self._rows, self._num_grown, 1)[:, 0]
+        saved = 1 / so_far.tokens - 1 / (so_far.tokens + gains)
         if not may_go.all():
-            gains, sizes = gains[may_go], sizes[may_go]
+            saved, sizes = saved[may_go], sizes[may_go]
         now_s = float(seconds[min(so_far.num_rows, most)])
         rows_s = float(seconds[min(so_far.num_rows + int(sizes.sum()), most)]) - now_s
-        tokens_per_s = so_far.num_tokens / (now_s + so_far.draft_s)
-        if float(gains.sum()) <= tokens_per_s * (rows_s + self._level_s):
+        now, step_s = so_far.steps_per_token, now_s + so_far.draft_s
+        if (now - float(saved.sum())) * (step_s + rows_s + self._level_s) >= now * step_s:
             return False
-        return bool((gains * sizes.sum() > tokens_per_s * rows_s * sizes).all())
+        return bool((saved * sizes.sum() * step_s > now * rows_s * sizes).all())

@@ -31,11 +31,13 @@ class Rates:
         self._guesses, self._groups = guesses, np.zeros(num_rows, dtype=np.int64)
         self._tried, self._accepted = np.zeros((NUM_GROUPS, len(guesses))), np.zeros((NUM_GROUPS, len(guesses)))
         self._own = np.zeros((3, num_rows))  # of each request: draft tokens tried, accepted, and expected to be
+        self._num_added = 0  # how often draft tokens were counted
+        self._updated_at = np.zeros(num_rows, dtype=np.int64)  # of each row: that number at its last update
         self.estimates = np.tile(guesses, (num_rows, 1))
 
     def start(self, row: int, group: int) -> None:
         """Forget the request that had this row before. What all requests share stays."""
-        self._groups[row], self._own[:, row] = group, 0
+        self._groups[row], self._own[:, row], self._updated_at[row] = group, 0, -1
         self.update(np.array([row]))
 
     def add(self, rows: np.ndarray, bins: np.ndarray, is_accepted: np.ndarray) -> None:
@@ -43,6 +45,7 @@ class Rates:
 
         rows: int64 [n], of its request. bins: int64 [n]. is_accepted: bool [n], whether it was accepted, too.
         """
+        self._num_added += 1
         groups, num_rows = self._groups[rows], len(self._groups)
         expected = self._shared()[groups, bins]
         shrunk = SHARED_DECAY ** len(rows)
@@ -58,11 +61,14 @@ class Rates:
 
     def update(self, rows: np.ndarray) -> None:
         """Update the estimates of these rows by what was added since."""
+        if (self._updated_at[rows] == self._num_added).all():
+            return
         tried, accepted, expected = self._own[:, rows] + OWN_WEIGHT * np.array([[1.0], [0.5], [0.5]])
         shift = accepted * (tried - expected) / (expected * (tried - accepted))
         shared = self._shared()
         odds = (shared / (1 - shared))[self._groups[rows]] * shift[:, None]
         self.estimates[rows] = odds / (1 + odds)
+        self._updated_at[rows] = self._num_added
 
     def _shared(self) -> np.ndarray:
         """float64 [NUM_GROUPS, num_bins]   the acceptance rates of each group."""

@@ -57,6 +57,7 @@ class Drafter:
         if budget is not None:
             self.observer.is_off = budget.is_off
         self.reads_drafts = True
+        self.is_idle = False  # all requests of the last step for which it was asked are off
         self._asked: Sequence[Request] = ()  # the requests that it drafted for in this step
         self._num_speculative_tokens = num_speculative_tokens
         self._vocab_size, self._device = vocab_size, device
@@ -100,8 +101,7 @@ class Drafter:
                 for request, number in zip(schedule.requests, wanted, strict=True)
             )
             wanted = self.budget.share(schedule.requests, wanted, so_far)
-            if may_idle and not any(wanted):
-                self.budget.begin_idle(schedule.requests)
+            self.is_idle = may_idle and not any(wanted) and self.budget.begin_idle(schedule.requests)
         drafting = [request for request, budget in zip(schedule.requests, wanted, strict=True) if budget]
         self._asked = drafting
         if not drafting:

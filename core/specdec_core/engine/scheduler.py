@@ -60,8 +60,8 @@ class Schedule:
 class Drafting(Protocol):
     """What the scheduler asks about drafts. `Speculation` implements it."""
 
-    def is_idle(self, requests: Sequence[Request]) -> bool:
-        """Whether none of these requests drafts in this step."""
+    def is_idle(self, requests: Sequence[Request], *, is_prefill: bool) -> bool:
+        """Whether none of these requests drafts in this step. is_prefill: whether the step has prefill tokens."""
 
     def groups_of(self, request: Request) -> list[int]:
         """The KV cache's groups of drafts that must have a cached token of this request, beside the target's."""
@@ -192,7 +192,7 @@ class Scheduler:
     def _deal_drafts(self, room: int, num_running: int, schedule: Schedule) -> None:
         """Set the scheduled requests' budgets: deal out `room` draft tokens evenly, and reserve their slots. A request
         whose draft finds too few free KV blocks gets none. Those that got more than others come last next time."""
-        if self._drafting.is_idle(schedule.requests):
+        if self._drafting.is_idle(schedule.requests, is_prefill=schedule.num_prefill_tokens > 0):
             return
         wanted = [self._limit(request, num_running) for request in schedule.requests]
         drafting = [i for i, number in enumerate(wanted) if number]

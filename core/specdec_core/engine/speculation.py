@@ -58,16 +58,18 @@ class Speculation:
         self._unsaved: list[float] = []  # seconds of steps that the budgets do not know of yet
         self._started: WeakSet[Request] = WeakSet()  # weak: a request's listener may refer to the engine
 
-    def is_idle(self, requests: Sequence[Request]) -> bool:
+    def is_idle(self, requests: Sequence[Request], *, is_prefill: bool) -> bool:
         """Whether it was decided in earlier steps that none of the scheduled requests drafts in this one. Always, if
         there is no proposer. Called before the other methods in each step."""
-        budgets = [each.budget for each in self.drafters]
-        self._is_idle = all(budget is not None and budget.stays_idle(requests) for budget in budgets)
-        if self._is_idle:
-            for budget in budgets:
-                assert budget is not None
-                budget.pass_idle_step()
-        return self._is_idle
+        self._is_idle = False
+        for drafter in self.drafters:
+            if drafter.budget is None or not drafter.budget.stays_idle(requests, is_prefill=is_prefill):
+                return False
+        for drafter in self.drafters:
+            assert drafter.budget is not None
+            drafter.budget.pass_idle_step()
+        self._is_idle = True
+        return True
 
     def groups_of(self, request: Request) -> list[int]:
         """The KV cache's groups of drafts that must have a cached token of this request: not those of methods that do
@@ -100,8 +102,8 @@ class Speculation:
         if self._watch and not schedule.num_prefill_tokens and self._watch.skips(schedule.num_decode_requests):
             self._own_drafts = [None] * len(self.drafters)
             return self._empty_draft(len(schedule.requests)), ()
-        num_tokens = sum(request is not None for request in schedule.whole_requests)
-        so_far = Expected(num_tokens, sum(schedule.num_known), self._other.seconds(len(schedule.requests)))
+        num_requests = len(schedule.requests)
+        so_far = Expected.of_plain(num_requests, sum(schedule.num_known), self._other.seconds(num_requests))
         self._own_drafts, checks = [], []
         for i, drafter in enumerate(self.drafters, 1):
             draft, check = drafter.propose(schedule, so_far)
@@ -112,7 +114,7 @@ class Speculation:
                 so_far = drafter.budget.after(schedule.requests, draft)
         drafts = [draft for draft in self._own_drafts if draft is not None and draft.num_nodes]
         if not drafts:
-            return self._empty_draft(len(schedule.requests)), checks
+            return self._empty_draft(num_requests), checks
         return drafts[0] if len(drafts) == 1 else combine_drafts(drafts, schedule.budgets), checks
 
     def _empty_draft(self, num_requests: int) -> Draft:
@@ -124,12 +126,12 @@ class Speculation:
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
         """Pass the hidden states of a forward pass to the proposers that want them. The verdict (the result of
         verification) is on the host."""
-        if self._is_idle:
-            for drafter in self.drafters:
-                drafter.observer.put_off(schedule, computed, verdict)
-            return
+        has_roots_only = not schedule.num_prefill_tokens and not draft.num_nodes
         for drafter in self.drafters:
-            drafter.observe(schedule, computed, draft, verdict)
+            if has_roots_only and drafter.is_idle:
+                drafter.observer.put_off(schedule, computed, verdict)
+            else:
+                drafter.observe(schedule, computed, draft, verdict)
 
     def count(self, request_ids: Sequence[str], verdict: Verdict, accepted: Mapping[str, int]) -> None:
         """Count what each of several proposers contributed to a step. accepted: {request id: how many of its accepted

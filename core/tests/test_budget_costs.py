@@ -6,7 +6,7 @@ import pytest
 
 from specdec_core.budget import clock
 from specdec_core.budget.clock import Clock
-from specdec_core.budget.cost_curve import NUM_BETWEEN, CostCurve
+from specdec_core.budget.cost_curve import NUM_AGAIN, NUM_BETWEEN, CostCurve
 from specdec_core.budget.recent import NUM_NEEDED
 
 
@@ -44,6 +44,29 @@ def test_what_was_learned_of_a_size_stays_relative_to_the_others() -> None:
     assert curve.seconds[6] / curve.seconds[1] == pytest.approx(3.6), "the machine is slower, and for both"
     assert curve.is_out_of_date(6)
     assert not curve.is_out_of_date(1)
+
+
+def test_steps_in_which_nothing_was_found_make_plain_ones_no_dearer() -> None:
+    curve = CostCurve({1: 1.0, 9: 1.8}, 16)
+    for _ in range(3 * NUM_BETWEEN):
+        curve.add_empty(1, 1.4)
+    assert curve.empty_s == pytest.approx(0.4)
+    assert curve.seconds[1] == 1.0
+    for _ in range(NUM_BETWEEN):
+        curve.add(1, 1.2)
+    assert curve.seconds[1] == pytest.approx(1.2)
+    for _ in range(2 * NUM_BETWEEN):
+        curve.add_empty(1, 1.1)
+    assert curve.empty_s == 0, "less than a plain step"
+
+
+def test_a_few_measurements_correct_what_was_measured_before() -> None:
+    curve = CostCurve({1: 1.0, 9: 1.8}, 16)
+    for _ in range(NUM_BETWEEN):
+        curve.add(1, 1.0)
+    for step in range(8 * NUM_BETWEEN):  # drafts in most steps
+        curve.add(1, 0.5) if step % 128 < NUM_AGAIN else curve.add(6, 1.5)
+    assert curve.seconds[1] == pytest.approx(0.5)
 
 
 def test_a_smaller_batch_than_any_before_is_tried_first() -> None:

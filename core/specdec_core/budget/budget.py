@@ -14,7 +14,7 @@ from attrs import evolve
 
 from specdec_core.budget.choice import Expected, best_levels, best_nodes
 from specdec_core.budget.clock import Clock
-from specdec_core.budget.cost_curve import NUM_UNMEASURED, CostCurve
+from specdec_core.budget.cost_curve import NUM_AGAIN, NUM_UNMEASURED, CostCurve
 from specdec_core.budget.coverage import expected_with, worth_beside
 from specdec_core.budget.levels import Levels
 from specdec_core.budget.nodes import Nodes, without
@@ -86,7 +86,8 @@ class Budget:
         self._retries = Retries()
         self._can_retry = True  # some request of the last step may have draft tokens
         self._is_sample = False  # nothing is drafted in this step, to measure a plain one
-        self._next_sample = 0  # the first step in which that may be so
+        self._next_sample = 0  # the first step in which that may be so again
+        self._samples_left = 0  # in a row
         self._tokens_per_request = 0.0  # expected in a step, by the last choice; 0: none drafts
         self._num_retried = 0  # requests that draft in this step only because they are tried again
         self._judged: set[str] = set()  # ids of requests about which `share` has decided
@@ -279,15 +280,13 @@ class Budget:
 
     def _wants_plain_step(self, requests: Sequence[RequestView]) -> bool:
         """Whether nothing is drafted in this step, so that a plain one is measured: else nothing would show that plain
-        decoding has become faster than it seems."""
-        self._is_sample = (
-            0 < self._tokens_per_request <= MOST_TOKENS
-            and self._num_steps >= self._next_sample
-            and self._so_far.num_rows == len(requests)
-            and self._curve.is_out_of_date(len(requests))
-        )
-        if self._is_sample:
+        decoding has become faster than it seems. There are a few in a row, since single ones are not believed."""
+        may_sample = 0 < self._tokens_per_request <= MOST_TOKENS and self._so_far.num_rows == len(requests)
+        if may_sample and self._num_steps >= self._next_sample and self._curve.is_out_of_date(len(requests)):
+            self._samples_left = NUM_AGAIN
             self._next_sample = self._num_steps + NUM_UNMEASURED
+        self._is_sample = may_sample and self._samples_left > 0
+        self._samples_left -= self._is_sample
         return self._is_sample
 
     def _stays_off(self, requests: Sequence[RequestView], limits: list[int]) -> bool:
@@ -311,6 +310,7 @@ class Budget:
         num_requests = len(limits)
         level_s = self._level.seconds(num_requests)
         first_s = self._first.seconds(num_requests) + self._observe.seconds(num_requests) - level_s
+        first_s += self._curve.empty_s * float(1 - found.mean())
         chosen = best_levels(gains, size * found, so_far, self._curve.seconds, first_s, level_s)
         expected = (gains * (np.arange(num_levels) < chosen[:, None])).sum() if chosen.any() else -num_requests
         self._tokens_per_request = 1 + float(expected) / num_requests  # 0: none drafts

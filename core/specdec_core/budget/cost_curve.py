@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 
-from specdec_core.budget.recent import Recent
+from specdec_core.budget.recent import NUM_NEEDED, Recent
 
 MOST_AGE = 128
 """Of measurements, in measured steps."""
@@ -15,6 +15,8 @@ NUM_BETWEEN = 32
 """Measured steps between two updates of the table."""
 NUM_UNMEASURED = 256
 """Measured steps after which a number of tokens counts as not measured lately."""
+NUM_AGAIN = 3
+"""Measurements that it takes to correct what was corrected before."""
 
 
 class CostCurve:
@@ -37,6 +39,7 @@ class CostCurve:
         self._logs = np.log(np.arange(1, max_tokens + 1))
         self._recent = [Recent(MOST_AGE) for _ in self._sizes]
         self._ratios: dict[int, float] = {}  # of the bins that were measured
+        self._empty = Recent(MOST_AGE)
         self._num_steps = 0
         self._measured_at = [0] * len(self._sizes)  # of each bin: the last step
         self._base = _never_falling(_interpolated(measured, max_tokens))
@@ -53,6 +56,17 @@ class CostCurve:
         if self._num_steps % NUM_BETWEEN == 0:
             self._correct()
 
+    def add_empty(self, num_tokens: int, seconds: float) -> None:
+        """Count a step for which a proposer was asked, and had no draft token: the forward pass is slower than that of
+        a plain step, since other code has run before it."""
+        self._num_steps += 1
+        self._empty.add(seconds - float(self.seconds[num_tokens]), self._num_steps)
+
+    @property
+    def empty_s(self) -> float:
+        """By how many seconds a step's forward pass is slower after a proposer was asked in vain."""
+        return max(0.0, self._empty.median(self._num_steps) or 0.0)
+
     def more_s(self, num_tokens: int, more: int) -> float:
         """The seconds that `more` tokens add to a forward pass of num_tokens."""
         most = len(self.seconds) - 1
@@ -65,7 +79,9 @@ class CostCurve:
 
     def _correct(self) -> None:
         last = self._num_steps - NUM_BETWEEN
-        medians = {i: self._recent[i].median(self._num_steps) for i, at in enumerate(self._measured_at) if at > last}
+        measured = [i for i, at in enumerate(self._measured_at) if at > last]
+        needed = {i: NUM_AGAIN if i in self._ratios else NUM_NEEDED for i in measured}
+        medians = {i: self._recent[i].median(self._num_steps, needed[i]) for i in measured}
         fresh = {i: ratio for i, ratio in medians.items() if ratio is not None}
         if not fresh:
             return

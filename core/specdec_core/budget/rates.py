@@ -1,4 +1,5 @@
-"""Acceptance rates by bin, learned online: shared between requests, and shifted by each request's own recent rate."""
+"""Acceptance rates by bin, learned online: shared between requests, and shifted by the recent rate of all requests and
+of each."""
 
 from __future__ import annotations
 
@@ -7,9 +8,10 @@ import numpy as np
 SHARED_WEIGHT = 8.0
 """A first guess counts as much as this many tried draft tokens."""
 SHARED_DECAY = 1 - 1 / 65536
-"""By which shared counts shrink with each draft token that is tried, and a request's own below."""
-OWN_WEIGHT = 8.0
-"""A request's own shift begins with this many draft tokens, half of them accepted, as half were expected to be."""
+"""By which shared counts shrink with each draft token that is tried; those of shifts shrink faster, as below."""
+SHIFT_WEIGHT = 8.0
+"""A shift begins with this many draft tokens, half of them accepted, as half were expected to be."""
+GROUP_DECAY = 1 - 1 / 256
 OWN_DECAY = 1 - 1 / 24
 NUM_GROUPS = 3
 LEAST = 0.005
@@ -19,8 +21,9 @@ LEAST = 0.005
 class Rates:
     """Estimates how often draft tokens of a bin are accepted. Bins are kinds of draft tokens, such as those of similar
     draft probability. Counts are shared by all requests of a group: group 0 has temperature 0, group 2 others whose
-    draft tokens may be drawn, and group 1 the rest. Each request's estimates are shifted (in log odds) by how its
-    recent draft tokens did in comparison with the shared rates.
+    draft tokens may be drawn, and group 1 the rest. All estimates of a group are shifted (in log odds) by how its
+    recent draft tokens did in comparison with the shared rates, since other texts may come than before; each request's
+    by how its own did in comparison with those of its group.
 
     guesses: float64 [num_bins], the acceptance rates to assume while bins are empty.
 
@@ -30,7 +33,8 @@ class Rates:
     def __init__(self, num_rows: int, guesses: np.ndarray) -> None:
         self._guesses, self._groups = guesses, np.zeros(num_rows, dtype=np.int64)
         self._tried, self._accepted = np.zeros((NUM_GROUPS, len(guesses))), np.zeros((NUM_GROUPS, len(guesses)))
-        self._own = np.zeros((3, num_rows))  # of each request: draft tokens tried, accepted, and expected to be
+        self._recent = np.zeros((3, NUM_GROUPS))  # of each group: draft tokens tried, accepted, and expected to be
+        self._own = np.zeros((3, num_rows))  # the same of each request
         self._num_added = 0  # how often draft tokens were counted
         self._updated_at = np.zeros(num_rows, dtype=np.int64)  # of each row: that number at its last update
         self.estimates = np.tile(guesses, (num_rows, 1))
@@ -46,27 +50,24 @@ class Rates:
         rows: int64 [n], of its request. bins: int64 [n]. is_accepted: bool [n], whether it was accepted, too.
         """
         self._num_added += 1
-        groups, num_rows = self._groups[rows], len(self._groups)
+        groups = self._groups[rows]
         expected = self._shared()[groups, bins]
+        odds = expected / (1 - expected) * _shift(self._recent)[groups]
+        _count(self._recent, GROUP_DECAY, groups, is_accepted, expected)
+        _count(self._own, OWN_DECAY, rows, is_accepted, odds / (1 + odds))
         shrunk = SHARED_DECAY ** len(rows)
         self._tried *= shrunk
         self._accepted *= shrunk
         np.add.at(self._tried, (groups, bins), 1)
         np.add.at(self._accepted, (groups, bins), is_accepted)
-        counts = np.bincount(rows, minlength=num_rows)
-        self._own *= OWN_DECAY**counts
-        self._own[0] += counts
-        self._own[1] += np.bincount(rows, is_accepted, minlength=num_rows)
-        self._own[2] += np.bincount(rows, expected, minlength=num_rows)
 
     def update(self, rows: np.ndarray) -> None:
         """Update the estimates of these rows by what was added since."""
         if (self._updated_at[rows] == self._num_added).all():
             return
-        tried, accepted, expected = self._own[:, rows] + OWN_WEIGHT * np.array([[1.0], [0.5], [0.5]])
-        shift = accepted * (tried - expected) / (expected * (tried - accepted))
         shared = self._shared()
-        odds = (shared / (1 - shared))[self._groups[rows]] * shift[:, None]
+        of_groups = shared / (1 - shared) * _shift(self._recent)[:, None]
+        odds = of_groups[self._groups[rows]] * _shift(self._own[:, rows])[:, None]
         self.estimates[rows] = odds / (1 + odds)
         self._updated_at[rows] = self._num_added
 
@@ -75,3 +76,18 @@ class Rates:
         rates = (self._accepted + SHARED_WEIGHT * self._guesses) / (self._tried + SHARED_WEIGHT)
         bounded: np.ndarray = np.minimum(np.maximum(rates, LEAST), 1 - LEAST)
         return bounded
+
+
+def _count(counts: np.ndarray, decay: float, rows: np.ndarray, is_accepted: np.ndarray, expected: np.ndarray) -> None:
+    """Add draft tokens to `counts`, float64 [3, number of rows], after those of the same row have shrunk."""
+    number = counts.shape[1]
+    tried = np.bincount(rows, minlength=number)
+    counts *= decay**tried
+    counts += [tried, np.bincount(rows, is_accepted, number), np.bincount(rows, expected, number)]
+
+
+def _shift(counts: np.ndarray) -> np.ndarray:
+    """float64 [n]   by how much the odds of acceptance are higher than expected. counts: float64 [3, n]."""
+    tried, accepted, expected = counts + SHIFT_WEIGHT * np.array([[1.0], [0.5], [0.5]])
+    shift: np.ndarray = accepted * (tried - expected) / (expected * (tried - accepted))
+    return shift

@@ -48,10 +48,10 @@ class SpeculativeConfig:
     )
     adaptive_draft_length: bool | None = option(
         optional_flag,
-        "Draft and verify as many tokens in each step as are expected to raise the output tokens per second, "
-        "num_speculative_tokens at most, and none where plain decoding is faster: by the acceptance of each request's "
-        "earlier drafts and by measured costs. False: as many tokens as there are. None: True, unless "
-        "num_speculative_tokens is given.",
+        "Draft and verify as many tokens in each step as are expected to lower the time per output token, on average "
+        "over the requests that run; num_speculative_tokens at most, and none where plain decoding is faster: by the "
+        "acceptance of each request's earlier drafts and by measured costs. False: as many tokens as there are. None: "
+        "True, unless num_speculative_tokens is given.",
     )
     verifier: str = option(
         text(),

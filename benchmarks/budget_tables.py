@@ -1,0 +1,119 @@
+"""The tables about the budget of a step, for `readme.py`: from each record to Markdown."""
+
+from __future__ import annotations
+
+from typing import Any
+
+KINDS = {"code": "new code", "edits": "edits of code", "text": "articles", "random": "random tokens", "mix": "a mix"}
+
+
+def _about(record: dict[str, Any]) -> str:
+    machine = record["machine"]
+    return f"{machine['threads']} threads of {machine['processor']}: `{record['command']}`."
+
+
+def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
+    return [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *(f"| {' | '.join(row)} |" for row in rows)]
+
+
+def _column(temperature: float, batch_size: int) -> str:
+    return f"{'greedy' if not temperature else f'temperature {temperature:g}'}, batch {batch_size}"
+
+
+def default_settings(record: dict[str, Any]) -> str:
+    """A row for each method and kind of prompt: medians with their intervals, by temperature and batch size."""
+    cells = {
+        (row["method"], row["prompts"], row["temperature"], row["batch_size"]): row
+        for row in [*record["rows"], *record["repeated"]]  # what was repeated replaces the first
+    }
+    tables: dict[tuple[tuple[float, int], ...], dict[tuple[str, str], list[str]]] = {}
+    for method, prompts in sorted({key[:2] for key in cells}):
+        columns = tuple(sorted(key[2:] for key in cells if key[:2] == (method, prompts)))
+        found = [cells[method, prompts, *column] for column in columns]
+        shown = [f"{cell['median']:.2f} ({cell['low']:.2f}, {cell['high']:.2f})" for cell in found]
+        tables.setdefault(columns, {})[method, prompts] = shown
+    lines = [_about(record)]
+    for columns, rows in tables.items():
+        heads = ["speed-up", *(_column(*column) for column in columns)]
+        body = [[f"`{method}`, {KINDS[prompts]}", *shown] for (method, prompts), shown in rows.items()]
+        lines += ["", *_table(heads, body)]
+    medians = sorted(row["median"] for row in cells.values())
+    num_below = sum(row["high"] < 0.97 for row in cells.values())
+    lines += [
+        "",
+        f"Of {len(cells)} medians the lowest is {medians[0]:.2f}, and {sum(m >= 1 for m in medians)} are 1 or more. The "
+        f"whole interval is below 0.97 in {num_below}.",
+    ]
+    return "\n".join(lines)
+
+
+def fixed_numbers(record: dict[str, Any]) -> str:
+    heads = ["drafts", "prompts", "", "default", "best fixed number", "default / best", "acceptance rate of 3"]
+    rows = []
+    for row in record["rows"]:
+        ups, best = row["speed_up"], str(row["best"])
+        where = _column(row["temperature"], row["batch_size"])
+        cells = [f"`{row['method']}`", KINDS[row["prompts"]], where, f"{ups['default']:.2f}"]
+        rate = row["acceptance_rate"]["3"]
+        cells += [f"{ups[best]:.2f} ({best})", f"{row['of_best']:.2f}", "-" if rate is None else f"{rate:.0%}"]
+        rows.append(cells)
+    return "\n".join([_about(record), "", *_table(heads, rows)])
+
+
+def combined(record: dict[str, Any]) -> str:
+    first, second = record["methods"]
+    names = [first, second, "both"]
+    fixed = {
+        (row["prompts"], row["temperature"]): row["tokens_per_pass"]
+        for row in record["rows"]
+        if row["number"] == "fixed"
+    }
+    lines = [_about(record), ""]
+    heads = [f"tokens per forward pass, {record['num_speculative_tokens']} draft tokens", f"`{first}`", f"`{second}`"]
+    rows = [
+        [f"{KINDS[prompts]}, temperature {temperature:g}", *(f"{tokens[name]:.2f}" for name in names)]
+        for (prompts, temperature), tokens in fixed.items()
+    ]
+    lines += [*_table([*heads, "both"], rows), ""]
+    rows = [
+        [
+            f"{KINDS[row['prompts']]}, {_column(row['temperature'], row['batch_size'])}",
+            *(f"{row['speed_up'][name]:.2f}" for name in names),
+        ]
+        for row in record["rows"]
+        if row["number"] == "default"
+    ]
+    lines += _table(["speed-up with default settings", f"`{first}`", f"`{second}`", "both"], rows)
+    return "\n".join(lines)
+
+
+def calibration(record: dict[str, Any]) -> str:
+    rows = [
+        [row["method"], f"{row['temperature']:g}", f"{row['num_nodes']:,}", f"{row['expected_calibration_error']:.3f}"]
+        for row in record["rows"]
+    ]
+    heads = ["drafts", "temperature", "draft tokens", "expected calibration error"]
+    return "\n".join([_about(record), "", *_table(heads, rows)])
+
+
+def off_cost(record: dict[str, Any]) -> str:
+    rows = [
+        [f"{row['step']}, batch {row['batch_size']}", f"{row['plain_ms']:.2f}", f"{row['ratio']:.3f}"]
+        for row in record["rows"]
+    ]
+    return "\n".join([_about(record), "", *_table(["step", "plain, ms", "off / plain"], rows)])
+
+
+def tuned(record: dict[str, Any]) -> str:
+    rows = []
+    for row in record["rows"]:
+        where = f"{KINDS[row['prompts']]}, {_column(row['temperature'], row['batch_size'])}"
+        chosen = "plain decoding" if row["chosen"] is None else _named(row["chosen"])
+        fastest = f"{row['fastest']} ({row['speed_up'][row['fastest']]:.2f})"
+        rows.append([where, f"{chosen} ({row['speed_up']['chosen']:.2f})", fastest, f"{row['of_fastest']:.2f}"])
+    return "\n".join([_about(record), "", *_table(["prompts", "chosen", "fastest", "chosen / fastest"], rows)])
+
+
+def _named(config: dict[str, Any]) -> str:
+    method = config["method"] if isinstance(config["method"], str) else " + ".join(config["method"])
+    return ", ".join([method, *(f"{key}={value}" for key, value in config.items() if key != "method")])

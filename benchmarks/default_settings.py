@@ -39,7 +39,7 @@ MORE_METHODS: dict[str, dict[str, Any]] = {"eagle": {}, "mtp": {}, "mlp_speculat
 KINDS, FEWER_KINDS = ("code", "edits", "text", "random"), ("code", "random")
 BATCHES, FEWER_BATCHES = (1, 8, 64), (1, 16)
 TEMPERATURES = (0.0, 1.0)
-MOST_BATCHES, FEWEST_PROMPTS = 4, 32
+MOST_BATCHES, FEWEST_PROMPTS = 4, 16
 """Of a round: batches until there are enough prompts, so that rounds of small batches are not too short."""
 NUM_REPEATED, REPEATED_ROUNDS = 10, 15
 SLOWER = 0.97

@@ -14,7 +14,7 @@ from naive_verifier import draft_of
 from specdec_core.budget import budget as budgets, clock, rates
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
-from specdec_core.budget.cost_curve import NUM_AGAIN, NUM_BETWEEN, NUM_UNMEASURED, CostCurve
+from specdec_core.budget.cost_curve import NUM_BETWEEN, NUM_UNMEASURED, CostCurve
 from specdec_core.budget.nodes import Nodes, without
 from specdec_core.budget.recent import NUM_NEEDED
 from specdec_core.budget.survival import Past, Survival
@@ -149,11 +149,20 @@ class Simulated:
         self.request.token_ids = np.append(self.request.token_ids, [7] * num_accepted + [last])
         step_s = 1 + self.node * limit + drafted_s
         self.seconds += step_s
-        self.budget.end_steps(1, step_s)
+        self.budget.end_steps([step_s], num_accepted)
         return limit, num_accepted
 
     def steps(self, number: int, right: float) -> np.ndarray:
         return np.array([self.step(right) for _ in range(number)])
+
+
+def test_a_retry_that_pays_is_followed_by_others() -> None:
+    simulated = Simulated()
+    assert not simulated.steps(1000, 0.0)[-50:, 0].all()
+    recovering = simulated.steps(200, 1.0)[:, 0]
+    first = int(np.flatnonzero(recovering)[0])
+    assert np.count_nonzero(recovering[first : first + 20]) == 20
+    assert (recovering[first + 10 :] == 6).all()
 
 
 def test_a_draft_that_is_never_right_ends_and_is_tried_again() -> None:
@@ -186,7 +195,7 @@ def test_past_drafts_keep_no_probabilities() -> None:
 
 def test_a_proposer_that_drafts_again_is_not_idle() -> None:
     budget, requests = budget_at(0.01, "a"), [request_of("a")]
-    budget.end_steps(1, 1.0)
+    budget.end_steps([1.0])
     budget._retries.pay(100.0)
     budget.begin_idle(requests)
     assert budget.stays_idle(requests)
@@ -200,14 +209,15 @@ def test_a_retry_is_not_due_where_no_request_may_draft() -> None:
     budget.share(requests, [0], Expected.of_plain(1, 1))
     budget.begin_idle(requests)
     for _ in range(100):
-        budget.end_steps(1, 1.0)
+        budget.end_steps([1.0])
         assert budget._retries.is_due
         assert budget.stays_idle(requests)
         budget.pass_idle_step()
-    for _ in range(NUM_BETWEEN):
-        assert budget.stays_idle(requests)
-        budget._curve.add(1, 1.0)
-    assert not budget.stays_idle(requests), "costs may have changed"
+    for seconds, changes in ((1.03, False), (1.2, True)):
+        for _ in range(NUM_BETWEEN):
+            assert budget.stays_idle(requests)
+            budget._curve.add(1, seconds)
+        assert budget.stays_idle(requests) != changes, "drafts may pay, or not"
 
 
 def test_while_all_are_off_the_prefill_of_others_wakes_nobody() -> None:
@@ -256,7 +266,15 @@ def test_a_retry_pays_for_being_observed() -> None:
     assert costs[1] - costs[0] == pytest.approx(5.0)
 
 
-def cost_of_retry(budget: Budget, requests: list[Any], numbers: list[int], drafted_s: float, late_s: float) -> float:
+def cost_of_retry(
+    budget: Budget,
+    requests: list[Any],
+    numbers: list[int],
+    drafted_s: float,
+    late_s: float,
+    step_s: float = 0.0,
+    num_accepted: int = 0,
+) -> float:
     """Let the requests with number 0 be tried again. Returns what they are charged."""
     budget._choose = lambda rows, limits, so_far: numbers  # type: ignore[method-assign]
     expected = [number or budgets.RETRY_TOKENS for number in numbers]
@@ -265,7 +283,20 @@ def cost_of_retry(budget: Budget, requests: list[Any], numbers: list[int], draft
     budget.levels(expected, CPU)
     budget.keep(Draft.from_chains([[5]] * len(requests)))
     budget.end_drafting(drafted_s, late_s)
+    budget.end_steps([step_s], num_accepted)
     return budget._retries._cost_s
+
+
+def test_a_retry_pays_what_it_took_less_what_it_gained() -> None:
+    def cost(step_s: float, num_accepted: int) -> float:
+        return cost_of_retry(budget_at(0.01, "a"), [request_of("a")], [0], 0.5, 0.0, step_s, num_accepted)
+
+    estimated = 4 * 0.01 + 0.5
+    assert cost(1.2, 0) == pytest.approx(estimated), "longer than the step took more than a plain one, which takes 1"
+    assert cost(1.9, 0) == pytest.approx(0.9)
+    assert cost(99.0, 0) == pytest.approx(budgets.OUTLIER * estimated)
+    assert cost(3.0, 1) == pytest.approx(1.0)
+    assert cost(1.9, 1) == 0
 
 
 def test_a_retry_beside_other_requests_pays_for_its_part() -> None:
@@ -302,7 +333,7 @@ def test_levels_that_once_were_slow_are_measured_again(is_retry: bool) -> None:
             budget.keep(attrs.evolve(draft_of([([7], [-1])]), scores=torch.tensor([0.9])))
             budget.end_drafting(0.01, 0.0)
             num_forwarded.append(levels.num_forwarded)
-        budget.end_steps(1, 1.0)
+        budget.end_steps([1.0])
     assert max(num_forwarded) > 0
     assert budget._level.seconds(1) < 1
 
@@ -329,14 +360,16 @@ def test_plain_steps_are_measured_now_and_then(num_tokens: float) -> None:
         budget.begin_idle(requests) if not limit else None
         assert not budget.stays_idle(requests)
         budget._curve.add(1 + limit, 1.0)
-        budget.end_steps(1, 1.0)
-    assert asked.count(0) == (2 * NUM_AGAIN if num_tokens < budgets.MOST_TOKENS else 0)
+        budget.end_steps([1.0])
+    assert asked.count(0) == (2 * budgets.NUM_SAMPLES if num_tokens < 2 else budgets.NUM_SAMPLES), (
+        "the rarer, the more a draft yields"
+    )
     assert is_in_a_row(asked)
 
 
 def is_in_a_row(asked: list[int]) -> bool:
     starts = [i for i, limit in enumerate(asked) if not limit and asked[i - 1]]
-    return all(asked[i : i + NUM_AGAIN] == [0] * NUM_AGAIN for i in starts)
+    return all(asked[i : i + budgets.NUM_SAMPLES] == [0] * budgets.NUM_SAMPLES for i in starts)
 
 
 def test_a_method_that_is_off_beside_another_one_does_not_choose_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from specdec_core.budget import clock
+from specdec_core.budget import clock, cost_curve
 from specdec_core.budget.clock import Clock
-from specdec_core.budget.cost_curve import NUM_AGAIN, NUM_BETWEEN, CostCurve
+from specdec_core.budget.cost_curve import NUM_BETWEEN, CostCurve
 from specdec_core.budget.recent import NUM_NEEDED
 
 
@@ -60,12 +60,12 @@ def test_steps_in_which_nothing_was_found_make_plain_ones_no_dearer() -> None:
     assert curve.empty_s == 0, "less than a plain step"
 
 
-def test_a_few_measurements_correct_what_was_measured_before() -> None:
+def test_a_few_plain_steps_in_a_row_correct_the_curve() -> None:
     curve = CostCurve({1: 1.0, 9: 1.8}, 16)
     for _ in range(NUM_BETWEEN):
         curve.add(1, 1.0)
     for step in range(8 * NUM_BETWEEN):  # drafts in most steps
-        curve.add(1, 0.5) if step % 128 < NUM_AGAIN else curve.add(6, 1.5)
+        curve.add(1, 0.5) if step % 128 < cost_curve.NUM_NEEDED else curve.add(6, 1.5)
     assert curve.seconds[1] == pytest.approx(0.5)
 
 

@@ -14,7 +14,7 @@ from attrs import evolve
 
 from specdec_core.budget.choice import Expected, best_levels, best_nodes
 from specdec_core.budget.clock import Clock
-from specdec_core.budget.cost_curve import NUM_AGAIN, NUM_UNMEASURED, CostCurve
+from specdec_core.budget.cost_curve import NUM_NEEDED, NUM_UNMEASURED, CostCurve
 from specdec_core.budget.coverage import expected_with, worth_beside
 from specdec_core.budget.levels import Levels
 from specdec_core.budget.nodes import Nodes, without
@@ -33,13 +33,15 @@ NUM_BETWEEN_CUTS = 64
 """Steps after which they are judged anyway, to measure how long that takes."""
 ALL = np.ones(1)
 """The worth of every request's draft tokens where no other proposer drafts."""
+NUM_SAMPLES = NUM_NEEDED + 1
+"""Plain steps that are measured in a row. The first takes longer: the draft before it has emptied the caches."""
+SAME = 0.05
+"""Costs that have changed by less than this share change no decision that nothing is drafted."""
 NUM_HELD = 8
 """Steps for which a choice before drafting holds while the requests stay the same. Then is learned from all that was
 drafted meanwhile: choosing and learning each take as long as a small draft."""
 OUTLIER = 4.0
 """Drafting that took longer than this many times the usual was interrupted, and counts as that."""
-MOST_TOKENS = 2.5
-"""Plain steps are not measured where a request gets more output tokens in a step: drafting hardly is a loss there."""
 
 
 class Held(NamedTuple):
@@ -84,6 +86,7 @@ class Budget:
         self._off: set[str] = set()  # ids of requests that do not draft
         self._is_all_off = False
         self._retries = Retries()
+        self._retry_s = 0.0  # what the retry of this step is expected to take; 0: there is none
         self._can_retry = True  # some request of the last step may have draft tokens
         self._is_sample = False  # nothing is drafted in this step, to measure a plain one
         self._next_sample = 0  # the first step in which that may be so again
@@ -95,7 +98,7 @@ class Budget:
         self._idle: Sequence[RequestView] | None = (
             None  # the requests of a step in which all were off; None: some drafts
         )
-        self._idle_costs = curve.seconds  # by which this was decided
+        self._idle_curve, self._idle_costs = curve.seconds, [0.0, 0.0]  # by which this was decided
         self._held: Held | None = None  # the last choice
         self._past: list[Past] = []  # drafts from which is to be learned
         # Of this step: the requests that draft, and what they may ask.
@@ -123,8 +126,9 @@ class Budget:
         self._known = (), self._rows
 
     def is_off(self, request: RequestView) -> bool:
-        """Whether a request does not draft at present. A new request is not expected to either, while no other does."""
-        if request.id in self._off:
+        """Whether a request does not draft at present. A new request is not expected to either, while no other does.
+        Where a plain step is measured, none does: it would take longer if it was observed."""
+        if request.id in self._off or (self._is_sample and request.id in self._judged):
             return True
         return self._is_all_off and request.id not in self._judged and not self._retries.is_due
 
@@ -132,18 +136,29 @@ class Budget:
         """Whether it is already decided that none of these requests drafts in this step. Until one is tried again, only
         the costs of the target's forward pass may change that, or other requests. is_prefill: whether one of them has
         its first forward pass: a new one is decided on in the step after it."""
-        if self._idle is None or self._curve.seconds is not self._idle_costs:
+        if self._idle is None or (self._can_retry and self._retries.is_due):
             return False
-        if self._can_retry and self._retries.is_due:
-            return False
+        if self._curve.seconds is not self._idle_curve:
+            if not np.allclose(self._costs_of(self._idle), self._idle_costs, rtol=SAME):
+                return False
+            self._idle_curve = self._curve.seconds
         return requests == self._idle or (is_prefill and all(map(self.is_off, requests)))
 
     def begin_idle(self, requests: Sequence[RequestView]) -> bool:
         """Decide that these requests, of which none drafts in this step, do not draft in the next ones. Returns whether
         that is so: not if nothing is drafted only to measure a plain step."""
         if not self._is_sample:
-            self._idle, self._idle_costs = list(requests), self._curve.seconds
+            self._idle, self._idle_curve, self._idle_costs = (
+                list(requests),
+                self._curve.seconds,
+                self._costs_of(requests),
+            )
         return not self._is_sample
+
+    def _costs_of(self, requests: Sequence[RequestView]) -> list[float]:
+        """The seconds of a plain step of these requests, and of one with a few draft tokens."""
+        number, most = len(requests), len(self._curve.seconds) - 1
+        return [float(self._curve.seconds[min(rows, most)]) for rows in (number, number + RETRY_TOKENS)]
 
     def pass_idle_step(self) -> None:
         """Note that no proposer was asked in a step."""
@@ -231,7 +246,9 @@ class Budget:
             self._level.add(size, level_s, step)
         if self._num_retried:
             seconds = min(seconds, OUTLIER * usual_s) if usual_s else seconds
-            self._pay_retry(seconds * self._num_retried / size + late_s)
+            more_s = self._curve.more_s(self._so_far.num_rows, self._num_retried * RETRY_TOKENS)
+            observing_s = self._observe.seconds(self._num_retried)
+            self._retry_s = more_s + seconds * self._num_retried / size + late_s + observing_s
 
     def after(self, requests: Sequence[RequestView], draft: Draft | None) -> Expected:
         """What the step is expected to yield together with a draft of this proposer. requests, draft: all that are
@@ -245,11 +262,13 @@ class Budget:
         """Count the time that the proposer took for observing requests in a step without prefill."""
         self._observe.add(num_requests, seconds, self._num_steps)
 
-    def end_steps(self, number: int, seconds: float) -> None:
-        """Count steps, and the time that they took together."""
-        self._num_steps += number
+    def end_steps(self, seconds: Sequence[float], num_accepted: int = 0) -> None:
+        """Count steps, and the seconds that each took. num_accepted: the accepted draft tokens of the last one."""
+        self._num_steps += len(seconds)
+        if self._retry_s:
+            self._pay_retry(seconds[-1], num_accepted)
         if self._off or self._is_all_off:
-            self._retries.save(seconds)
+            self._retries.save(sum(seconds))
 
     def _rows_of(self, requests: Sequence[RequestView]) -> np.ndarray:
         if requests != self._known[0]:
@@ -280,11 +299,12 @@ class Budget:
 
     def _wants_plain_step(self, requests: Sequence[RequestView]) -> bool:
         """Whether nothing is drafted in this step, so that a plain one is measured: else nothing would show that plain
-        decoding has become faster than it seems. There are a few in a row, since single ones are not believed."""
-        may_sample = 0 < self._tokens_per_request <= MOST_TOKENS and self._so_far.num_rows == len(requests)
+        decoding has become faster than it seems. There are a few in a row, since single ones are not believed; the more
+        drafts gain, the more they cost, and the rarer they are."""
+        may_sample = self._tokens_per_request > 0 and self._so_far.num_rows == len(requests)
         if may_sample and self._num_steps >= self._next_sample and self._curve.is_out_of_date(len(requests)):
-            self._samples_left = NUM_AGAIN
-            self._next_sample = self._num_steps + NUM_UNMEASURED
+            self._samples_left = NUM_SAMPLES
+            self._next_sample = self._num_steps + NUM_UNMEASURED * ceil(self._tokens_per_request)
         self._is_sample = may_sample and self._samples_left > 0
         self._samples_left -= self._is_sample
         return self._is_sample
@@ -329,11 +349,17 @@ class Budget:
         self._num_retried = numbers.count(0)
         return [number or min(limit, RETRY_TOKENS) for number, limit in zip(numbers, limits, strict=True)]
 
-    def _pay_retry(self, drafted_s: float) -> None:
-        """Charge the requests that are tried again for their draft tokens, and for drafting and observing. drafted_s:
-        their part of the time of drafting, and of late observations."""
-        more_s = self._curve.more_s(self._so_far.num_rows, self._num_retried * RETRY_TOKENS)
-        self._retries.pay(more_s + drafted_s + self._observe.seconds(self._num_retried))
+    def _pay_retry(self, step_s: float, num_accepted: int) -> None:
+        """Charge the requests that were tried again for what the step took longer than a plain one, less the time that
+        their accepted draft tokens saved: their part of both. step_s, num_accepted: of the step."""
+        so_far, share, expected_s = self._so_far, self._num_retried / len(self._requests), self._retry_s
+        self._retry_s = 0.0
+        if so_far.covered is not None:  # then it is not known whose draft tokens were accepted
+            self._retries.pay(expected_s)
+            return
+        plain_s = float(self._curve.seconds[so_far.num_rows]) + so_far.draft_s
+        lost_s = min(max(expected_s, share * (step_s - plain_s)), OUTLIER * expected_s)
+        self._retries.pay(max(0.0, lost_s - share * num_accepted * plain_s / len(so_far.tokens)))
 
     def _is_worth_cutting(self, draft: Draft) -> bool:
         """Whether the forward pass takes so much longer with the draft tokens that judging them one by one pays. Now

@@ -7,7 +7,7 @@ from statistics import median
 
 import numpy as np
 
-from specdec_core.budget.recent import NUM_NEEDED, Recent
+from specdec_core.budget.recent import Recent
 
 MOST_AGE = 128
 """Of measurements, in measured steps."""
@@ -15,8 +15,8 @@ NUM_BETWEEN = 32
 """Measured steps between two updates of the table."""
 NUM_UNMEASURED = 256
 """Measured steps after which a number of tokens counts as not measured lately."""
-NUM_AGAIN = 3
-"""Measurements that it takes to correct what was corrected before."""
+NUM_NEEDED = 3
+"""Measurements that it takes to correct the table."""
 
 
 class CostCurve:
@@ -73,15 +73,15 @@ class CostCurve:
         return float(self.seconds[min(num_tokens + more, most)] - self.seconds[min(num_tokens, most)])
 
     def is_out_of_date(self, num_tokens: int) -> bool:
-        """Whether many steps were measured since the last one of about so many tokens."""
+        """Whether many steps were measured since the last one of about so many tokens, or some and never such a one."""
         nearest: int = self._expected[num_tokens - 1][0]
-        return self._measured_at[nearest] <= self._num_steps - NUM_UNMEASURED
+        last = self._measured_at[nearest]
+        return last <= self._num_steps - (NUM_UNMEASURED if last else NUM_BETWEEN)
 
     def _correct(self) -> None:
         last = self._num_steps - NUM_BETWEEN
         measured = [i for i, at in enumerate(self._measured_at) if at > last]
-        needed = {i: NUM_AGAIN if i in self._ratios else NUM_NEEDED for i in measured}
-        medians = {i: self._recent[i].median(self._num_steps, needed[i]) for i in measured}
+        medians = {i: self._recent[i].median(self._num_steps, NUM_NEEDED) for i in measured}
         fresh = {i: ratio for i, ratio in medians.items() if ratio is not None}
         if not fresh:
             return

@@ -11,7 +11,7 @@ SHARED_DECAY = 1 - 1 / 65536
 """By which shared counts shrink with each draft token that is tried; those of shifts shrink faster, as below."""
 SHIFT_WEIGHT = 8.0
 """A shift begins with this many draft tokens, half of them accepted, as half were expected to be."""
-GROUP_DECAY = 1 - 1 / 256
+GROUP_DECAY = 1 - 1 / 128
 OWN_DECAY = 1 - 1 / 24
 NUM_GROUPS = 3
 LEAST = 0.005

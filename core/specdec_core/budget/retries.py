@@ -21,6 +21,7 @@ class Retries:
         self._saved_s = min(self._saved_s, 2 * self._cost_s) + SHARE * step_s
 
     def pay(self, seconds: float) -> None:
-        """Count a retry that took this long."""
+        """Count a retry by which this much time was lost. One that lost none is followed by others at once, until the
+        estimates have changed."""
         self._cost_s = seconds
         self._saved_s -= seconds

@@ -160,7 +160,7 @@ class Speculation:
             self._other.add(report.num_decode_requests, report.other_s, self._num_steps)
         for drafter in self.drafters:
             if drafter.budget is not None:
-                drafter.budget.end_steps(len(self._unsaved), sum(self._unsaved))
+                drafter.budget.end_steps(self._unsaved, report.num_accepted)
         self._unsaved.clear()
 
     def metrics(self) -> list[Counter | Gauge]:

@@ -41,8 +41,10 @@ def default_settings(record: dict[str, Any]) -> str:
     num_below = sum(row["high"] < 0.97 for row in cells.values())
     lines += [
         "",
-        f"Of {len(cells)} medians the lowest is {medians[0]:.2f}, and {sum(m >= 1 for m in medians)} are 1 or more. The "
-        f"whole interval is below 0.97 in {num_below}.",
+        (
+            f"Of {len(cells)} medians the lowest is {medians[0]:.2f}; {sum(m >= 1 for m in medians)} are 1 or more. "
+            f"The whole interval is below 0.97 in {num_below}."
+        ),
     ]
     return "\n".join(lines)
 

@@ -95,9 +95,7 @@ class Budget:
         self._num_retried = 0  # requests that draft in this step only because they are tried again
         self._judged: set[str] = set()  # ids of requests about which `share` has decided
         self._num_steps = 0
-        self._idle: Sequence[RequestView] | None = (
-            None  # the requests of a step in which all were off; None: some drafts
-        )
+        self._idle: Sequence[RequestView] | None = None  # the requests of a step, if all of them were off
         self._idle_curve, self._idle_costs = curve.seconds, [0.0, 0.0]  # by which this was decided
         self._held: Held | None = None  # the last choice
         self._past: list[Past] = []  # drafts from which is to be learned
@@ -148,11 +146,8 @@ class Budget:
         """Decide that these requests, of which none drafts in this step, do not draft in the next ones. Returns whether
         that is so: not if nothing is drafted only to measure a plain step."""
         if not self._is_sample:
-            self._idle, self._idle_curve, self._idle_costs = (
-                list(requests),
-                self._curve.seconds,
-                self._costs_of(requests),
-            )
+            self._idle, self._idle_curve = list(requests), self._curve.seconds
+            self._idle_costs = self._costs_of(requests)
         return not self._is_sample
 
     def _costs_of(self, requests: Sequence[RequestView]) -> list[float]:
@@ -192,10 +187,8 @@ class Budget:
         self._rows = self._rows_of(self._requests)
         if self._requests:  # what drafting at all costs is decided: further draft tokens need not pay for it
             draft_s = so_far.draft_s + self._observe.seconds(len(self._requests))
-            self._so_far, self._of_drafting = (
-                evolve(so_far, draft_s=draft_s),
-                evolve(self._of_drafting, draft_s=draft_s),
-            )
+            self._so_far = evolve(so_far, draft_s=draft_s)
+            self._of_drafting = evolve(self._of_drafting, draft_s=draft_s)
         given = iter(numbers)
         return numbers if len(asked) == len(requests) else [next(given) if limit else 0 for limit in limits]
 

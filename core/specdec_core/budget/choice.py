@@ -45,9 +45,8 @@ class Expected:
         """The same step, with further drafts for some requests only. requests: int64 [n], their indices."""
         chosen = self.tokens[requests]
         others = self.steps_per_token - float((1 / chosen).sum())
-        return Expected(
-            chosen, self.num_rows, self.draft_s, None if self.covered is None else self.covered[requests], others
-        )
+        covered = None if self.covered is None else self.covered[requests]
+        return Expected(chosen, self.num_rows, self.draft_s, covered, others)
 
 
 def best_levels(
@@ -63,9 +62,8 @@ def best_levels(
     """
     tokens = so_far.tokens[:, None]
     saved = -np.diff(1 / (tokens + gains.cumsum(axis=1)), axis=1, prepend=1 / tokens)
-    order = np.argsort(
-        -(saved / sizes[:, None]).T.ravel(), kind="stable"
-    )  # of equal ones, the shallower: levels take time
+    per_row = (saved / sizes[:, None]).T.ravel()
+    order = np.argsort(-per_row, kind="stable")  # of equal ones, the shallower first: levels cost time
     levels, requests = np.divmod(order, len(gains))
     rows = so_far.num_rows + sizes[requests].cumsum()
     deepest = np.maximum.accumulate(levels) + 1

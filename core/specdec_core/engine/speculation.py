@@ -153,10 +153,10 @@ class Speculation:
             return
         if not report.num_prefill_tokens:
             num_tokens = report.num_nodes + report.num_decode_requests
-            is_empty = (
-                not report.num_nodes and not self._is_idle and any(draft is not None for draft in self._own_drafts)
-            )
-            (self._curve.add_empty if is_empty else self._curve.add)(num_tokens, report.target_s)
+            if report.num_nodes or self._is_idle or all(draft is None for draft in self._own_drafts):
+                self._curve.add(num_tokens, report.target_s)
+            else:
+                self._curve.add_empty(num_tokens, report.target_s)
             self._other.add(report.num_decode_requests, report.other_s, self._num_steps)
         for drafter in self.drafters:
             if drafter.budget is not None:

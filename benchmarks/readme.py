@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
+import budget_tables
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 KINDS = {
@@ -332,6 +334,12 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/benchmarks.md", "learned", learned),
     ("docs/performance.md", "learned, by position", learned_positions),
     ("docs/benchmarks.md", "vllm_acceptance", vllm_acceptance),
+    ("docs/benchmarks.md", "default_settings", budget_tables.default_settings),
+    ("docs/benchmarks.md", "fixed_numbers", budget_tables.fixed_numbers),
+    ("docs/benchmarks.md", "combined", budget_tables.combined),
+    ("docs/benchmarks.md", "calibration", budget_tables.calibration),
+    ("docs/benchmarks.md", "off_cost", budget_tables.off_cost),
+    ("docs/benchmarks.md", "tuned", budget_tables.tuned),
 ]
 """(document, text of the `measured` comment, function that writes the table). The text begins with the name of the
 results file."""

@@ -60,6 +60,13 @@ def test_steps_in_which_nothing_was_found_make_plain_ones_no_dearer() -> None:
     assert curve.empty_s == 0, "less than a plain step"
 
 
+def test_the_curve_is_corrected_though_most_steps_find_nothing() -> None:
+    curve = CostCurve({1: 1.0, 9: 1.8}, 16)
+    for step in range(1, 2 * NUM_BETWEEN + 1):
+        curve.add_empty(1, 1.4) if step % 8 in (0, 1) else curve.add(1, 2.0)
+    assert curve.seconds[1] == pytest.approx(2.0)
+
+
 def test_a_few_plain_steps_in_a_row_correct_the_curve() -> None:
     curve = CostCurve({1: 1.0, 9: 1.8}, 16)
     for _ in range(NUM_BETWEEN):

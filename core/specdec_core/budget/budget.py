@@ -96,7 +96,8 @@ class Budget:
         self._judged: set[str] = set()  # ids of requests about which `share` has decided
         self._num_steps = 0
         self._idle: Sequence[RequestView] | None = None  # the requests of a step, if all of them were off
-        self._idle_curve, self._idle_costs = curve.seconds, [0.0, 0.0]  # by which this was decided
+        self._idle_size, self._idle_curve = 0, curve.seconds  # their number, and by what this was decided
+        self._idle_costs = [0.0, 0.0]
         self._held: Held | None = None  # the last choice
         self._past: list[Past] = []  # drafts from which is to be learned
         # Of this step: the requests that draft, and what they may ask.
@@ -122,6 +123,8 @@ class Budget:
         self._off.discard(request.id)
         self._judged.discard(request.id)
         self._known = (), self._rows
+        if self._idle is not None:  # all are still off; a finished request must not be kept alive
+            self._idle = []
 
     def is_off(self, request: RequestView) -> bool:
         """Whether a request does not draft at present. A new request is not expected to either, while no other does.
@@ -137,7 +140,7 @@ class Budget:
         if self._idle is None or (self._can_retry and self._retries.is_due):
             return False
         if self._curve.seconds is not self._idle_curve:
-            if not np.allclose(self._costs_of(self._idle), self._idle_costs, rtol=SAME):
+            if not np.allclose(self._costs_of(self._idle_size), self._idle_costs, rtol=SAME):
                 return False
             self._idle_curve = self._curve.seconds
         return requests == self._idle or (is_prefill and all(map(self.is_off, requests)))
@@ -147,12 +150,12 @@ class Budget:
         that is so: not if nothing is drafted only to measure a plain step."""
         if not self._is_sample:
             self._idle, self._idle_curve = list(requests), self._curve.seconds
-            self._idle_costs = self._costs_of(requests)
+            self._idle_size, self._idle_costs = len(requests), self._costs_of(len(requests))
         return not self._is_sample
 
-    def _costs_of(self, requests: Sequence[RequestView]) -> list[float]:
-        """The seconds of a plain step of these requests, and of one with a few draft tokens."""
-        number, most = len(requests), len(self._curve.seconds) - 1
+    def _costs_of(self, number: int) -> list[float]:
+        """The seconds of a plain step of so many requests, and of one with a few draft tokens."""
+        most = len(self._curve.seconds) - 1
         return [float(self._curve.seconds[min(rows, most)]) for rows in (number, number + RETRY_TOKENS)]
 
     def pass_idle_step(self) -> None:

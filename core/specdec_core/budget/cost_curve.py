@@ -49,18 +49,16 @@ class CostCurve:
 
     def add(self, num_tokens: int, seconds: float) -> None:
         """Correct the curve by one step."""
-        self._num_steps += 1
         nearest, expected_s = self._expected[num_tokens - 1]
-        self._recent[nearest].add(seconds / expected_s, self._num_steps)
-        self._measured_at[nearest] = self._num_steps
-        if self._num_steps % NUM_BETWEEN == 0:
-            self._correct()
+        self._recent[nearest].add(seconds / expected_s, self._num_steps + 1)
+        self._measured_at[nearest] = self._num_steps + 1
+        self._count_step()
 
     def add_empty(self, num_tokens: int, seconds: float) -> None:
         """Count a step for which a proposer was asked, and had no draft token: the forward pass is slower than that of
         a plain step, since other code has run before it."""
-        self._num_steps += 1
-        self._empty.add(seconds - float(self.seconds[num_tokens]), self._num_steps)
+        self._empty.add(seconds - float(self.seconds[num_tokens]), self._num_steps + 1)
+        self._count_step()
 
     @property
     def empty_s(self) -> float:
@@ -77,6 +75,11 @@ class CostCurve:
         nearest: int = self._expected[num_tokens - 1][0]
         last = self._measured_at[nearest]
         return last <= self._num_steps - (NUM_UNMEASURED if last else NUM_BETWEEN)
+
+    def _count_step(self) -> None:
+        self._num_steps += 1
+        if self._num_steps % NUM_BETWEEN == 0:
+            self._correct()
 
     def _correct(self) -> None:
         last = self._num_steps - NUM_BETWEEN

@@ -122,7 +122,7 @@ class Recorded:
         budget._choose = lambda rows, limits, so_far: choices(limits)  # type: ignore[method-assign]
         self.curve.add = lambda *of: None  # type: ignore[method-assign]
         self.curve.seconds = torch.ones(len(self.curve.seconds)).numpy()
-        budget._retries.pay(1e9)
+        budget._retries.add(1e9)
         propose, observe, put_off = proposer.propose, proposer.observe, observer.put_off
 
         def record(batch: Any) -> Any:
@@ -186,7 +186,7 @@ def test_drafts_that_are_off_cost_no_cached_prefix(method: str, monkeypatch: pyt
             return output, counts["vllm:spec_decode_num_draft_tokens"]
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(drafter.budget._retries), "is_due", False)
+            patch.setattr(type(drafter.budget._retries), "is_paid", False)
             first, num_before = drafts_of(0)
             second, num_then = drafts_of(0)
             third, num_after = drafts_of(3)  # it would, but lacks the first tokens

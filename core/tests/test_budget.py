@@ -14,7 +14,7 @@ from naive_verifier import draft_of
 from specdec_core.budget import budget as budgets, clock, rates
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
-from specdec_core.budget.cost_curve import NUM_BETWEEN, NUM_UNMEASURED, CostCurve
+from specdec_core.budget.cost_curve import NUM_BETWEEN, CostCurve
 from specdec_core.budget.nodes import Nodes, without
 from specdec_core.budget.recent import NUM_NEEDED
 from specdec_core.budget.survival import Past, Survival
@@ -91,7 +91,7 @@ def test_dead_nodes_are_not_learned_from() -> None:
     survival, request = Survival(1), request_of()
     survival.start(request, is_sampled=False)
     request.token_ids = np.array([0] * 5 + [7, 8, 1])
-    survival.learn([Past([request], np.array([0]), [5], draft)])
+    survival.learn([Past([request], np.array([0]), [5], [99], draft)])
     assert survival._nodes._tried.sum() == 2
     sampled = attrs.evolve(draft, q=torch.ones(1, 9) / 9, q_rows=torch.tensor([0, 0, -1], dtype=torch.int32))
     assert Nodes.of(sampled).is_first.tolist() == [False, True, False]
@@ -196,7 +196,7 @@ def test_past_drafts_keep_no_probabilities() -> None:
 def test_a_proposer_that_drafts_again_is_not_idle() -> None:
     budget, requests = budget_at(0.01, "a"), [request_of("a")]
     budget.end_steps([1.0])
-    budget._retries.pay(100.0)
+    budget._retries.add(100.0)
     budget.begin_idle(requests)
     assert budget.stays_idle(requests)
     budget.share(requests, [9], Expected.of_plain(1, 1))  # as when another proposer's retry was due
@@ -210,7 +210,7 @@ def test_a_retry_is_not_due_where_no_request_may_draft() -> None:
     budget.begin_idle(requests)
     for _ in range(100):
         budget.end_steps([1.0])
-        assert budget._retries.is_due
+        assert budget._retries.is_paid
         assert budget.stays_idle(requests)
         budget.pass_idle_step()
     for seconds, changes in ((1.03, False), (1.2, True)):
@@ -223,7 +223,7 @@ def test_a_retry_is_not_due_where_no_request_may_draft() -> None:
 def test_while_all_are_off_the_prefill_of_others_wakes_nobody() -> None:
     budget = budget_at(1.0, *"abc", most=2)
     a, b, c = (request_of(name) for name in "abc")
-    budget._retries.pay(9.0)  # none is due
+    budget._retries.add(9.0)  # none is due
     assert budget.share([a, b], [2, 2], Expected.of_plain(2, 2)) == [0, 0]
     budget.begin_idle([a, b])
     assert budget.stays_idle([a, b])
@@ -233,14 +233,14 @@ def test_while_all_are_off_the_prefill_of_others_wakes_nobody() -> None:
     budget.finish(a)
     assert budget.stays_idle([b, c], is_prefill=True)
     assert a not in budget._idle, "its listener may refer to the engine"
-    budget._retries.save(1e9)
+    budget._retries.pay(1e9)
     assert not budget.stays_idle([a, b, c], is_prefill=True)
 
 
 def test_a_choice_holds_while_only_another_proposer_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     budget, requests, chosen = budget_at(0.01, "a"), [request_of("a")], []
     monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: chosen.append(1) or [0])
-    monkeypatch.setattr(type(budget._retries), "is_due", False)
+    monkeypatch.setattr(type(budget._retries), "is_paid", False)
     for _ in range(2 * budgets.NUM_HELD):
         assert budget.share(requests, [9], Expected.of_plain(1, 1)) == [0]
         budget.begin_idle(requests)
@@ -254,7 +254,7 @@ def test_a_choice_does_not_hold_where_more_may_be_drafted(monkeypatch: pytest.Mo
     """As after a step in which a prompt took the room, and a single draft token did not pay."""
     budget, requests = budget_at(0.01, "a"), [request_of("a")]
     monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: [limits[0] if limits[0] > 1 else 0])
-    monkeypatch.setattr(type(budget._retries), "is_due", False)
+    monkeypatch.setattr(type(budget._retries), "is_paid", False)
     found = [budget.share(requests, [limit], Expected.of_plain(1, 1)) for limit in (1, 1, 5, 3, 5, 6)]
     assert found == [[0], [0], [5], [3], [5], [6]]
 
@@ -287,7 +287,7 @@ def cost_of_retry(
     budget.keep(Draft.from_chains([[5]] * len(requests)))
     budget.end_drafting(drafted_s, late_s)
     budget.end_steps([step_s], num_accepted)
-    return budget._retries._cost_s
+    return budget._retries._owed_s
 
 
 def test_a_retry_pays_what_it_took_less_what_it_gained() -> None:
@@ -351,23 +351,40 @@ def test_a_method_that_mostly_finds_nothing_ends_and_begins_again() -> None:
     assert simulated.steps(600, 0.9)[-20:, 0].all()
 
 
-@pytest.mark.parametrize("num_tokens", [1.5, 3.0])
-def test_plain_steps_are_measured_now_and_then(num_tokens: float) -> None:
+@pytest.mark.parametrize("saved_share", [0.05, 0.6])
+def test_plain_steps_are_measured_now_and_then(saved_share: float) -> None:
     budget, requests = budget_at(0.02, "a"), [request_of("a")]
     budget._choose = lambda rows, limits, so_far: limits  # type: ignore[method-assign]
-    budget._tokens_per_request = num_tokens
+    budget._saved_share = saved_share
     asked = []
-    for _ in range(3 * NUM_UNMEASURED):
+    for _ in range(2500):
         (limit,) = budget.share(requests, [5], Expected.of_plain(1, 1))
         asked.append(limit)
         budget.begin_idle(requests) if not limit else None
         assert not budget.stays_idle(requests)
         budget._curve.add(1 + limit, 1.0)
         budget.end_steps([1.0])
-    assert asked.count(0) == (2 * budgets.NUM_SAMPLES if num_tokens < 2 else budgets.NUM_SAMPLES), (
-        "the rarer, the more a draft yields"
-    )
+    number = 13 if saved_share < 0.1 else 2
+    assert asked.count(0) == number * budgets.NUM_SAMPLES, "the rarer, the more a draft saves"
     assert is_in_a_row(asked)
+
+
+def test_a_new_request_like_those_that_are_off_is_not_asked_about() -> None:
+    budget, (a, b, c) = budget_at(1.0, *"abc", most=2), [request_of(name) for name in "abc"]
+    budget._retries.add(9.0)  # none is due
+    budget._judged.clear()
+    assert budget.share([a, b], [2, 2], Expected.of_plain(2, 2)) == [0, 0]
+    budget.begin_idle([a, b])
+    budget.finish(b)
+    assert budget.stays_idle([a, c])
+    assert budget.is_off(c)
+    assert not budget.stays_idle([a, b, c]), "a larger batch"
+    assert budget.share([a, c], [2, 2], Expected.of_plain(2, 2)) == [0, 0]
+    budget._past.append(Past([a], budget.survival.rows([a]), [9], [9], draft_of([([7], [-1])])))
+    budget._learn()
+    budget.begin_idle([a, c])
+    budget.start(b, is_sampled=False)
+    assert not budget.stays_idle([a, b]), "something was learned"
 
 
 def is_in_a_row(asked: list[int]) -> bool:
@@ -378,7 +395,7 @@ def is_in_a_row(asked: list[int]) -> bool:
 def test_a_method_that_is_off_beside_another_one_does_not_choose_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     budget, requests, chosen = budget_at(0.01, "a"), [request_of("a")], []
     monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: chosen.append(1) or [0])
-    monkeypatch.setattr(type(budget._retries), "is_due", False)
+    monkeypatch.setattr(type(budget._retries), "is_paid", False)
     for _ in range(2 * budgets.NUM_HELD):
         assert budget.share(requests, [9], Expected(np.ones(1), 1, covered=np.full((1, 2), 0.5))) == [0]
     assert len(chosen) == 2
@@ -439,7 +456,7 @@ def test_a_new_request_starts_with_what_others_showed() -> None:
     wrong = Draft.from_chains([[1, 1]])
     for _ in range(100):
         requests[0].token_ids = np.append(requests[0].token_ids, 2)
-        survival.learn([Past(requests[:1], np.array([0]), [len(requests[0].token_ids) - 1], wrong)])
+        survival.learn([Past(requests[:1], np.array([0]), [len(requests[0].token_ids) - 1], [9], wrong)])
     survival.start(requests[1], is_sampled=False)
     assert survival.of_levels(np.array([1]), 0, 1) < 0.1, "the other request's drafts were never right"
     survival.finish(requests[1])
@@ -451,7 +468,7 @@ def test_a_request_forgets_when_it_ends() -> None:
     survival, request = Survival(1), request_of()
     survival.start(request, is_sampled=False)
     request.token_ids = np.zeros(30, dtype=np.int64)
-    survival.learn([Past([request], np.array([0]), [5], Draft.from_chains([[0] * 25]))])
+    survival.learn([Past([request], np.array([0]), [5], [99], Draft.from_chains([[0] * 25]))])
     survival.update(np.array([0]))
     assert survival.of_levels(np.array([0]), 0, 1) > 0.9
     survival.finish(request)
@@ -462,5 +479,5 @@ def test_a_request_forgets_when_it_ends() -> None:
 def test_nothing_is_learned_of_a_request_that_emitted_nothing() -> None:
     survival, request = Survival(1), request_of()
     survival.start(request, is_sampled=False)
-    survival.learn([Past([request], np.array([0]), [5], Draft.from_chains([[1, 2]]))])
+    survival.learn([Past([request], np.array([0]), [5], [99], Draft.from_chains([[1, 2]]))])
     assert not survival._nodes._tried.any()

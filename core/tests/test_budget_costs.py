@@ -92,12 +92,12 @@ def test_old_measurements_do_not_count_where_recent_ones_are_asked_for() -> None
     assert measured.seconds(1) == 9.0
 
 
-def test_a_clock_tells_the_median_of_similar_batches() -> None:
+def test_a_clock_tells_the_mean_of_similar_batches() -> None:
     measured = Clock()
     assert measured.seconds(3) == 0
     for i in range(clock.NUM_SKIPPED + NUM_NEEDED):
         measured.add(3, 99.0 if i < clock.NUM_SKIPPED or i == 4 else 2.0, step=i)
-    assert measured.seconds(2) == measured.seconds(3) == 2.0
-    assert measured.seconds(64) == 2.0, "the nearest smaller size that was measured"
+    assert measured.seconds(2) == measured.seconds(3) == pytest.approx((4 * 2.0 + 3.0) / 5), "99 is an outlier"
+    assert measured.seconds(64) == measured.seconds(3), "the nearest smaller size that was measured"
     measured.add(3, 5.0, step=clock.MOST_AGE + 99)
     assert measured.seconds(3) == 5.0, "older measurements are stale"

@@ -28,13 +28,14 @@ def test_no_other_number_of_levels_is_expected_to_take_less_time_per_token(data:
         return float((others + (1 / tokens).sum()) * (seconds[num_rows + numbers.sum()] + drafted_s))
 
     so_far = Expected(before, num_rows, others=others)
-    found = best_levels(gains, np.ones(num_requests, dtype=np.int64), so_far, seconds, first_s, level_s)
+    found, share = best_levels(gains, np.ones(num_requests, dtype=np.int64), so_far, seconds, first_s, level_s)
     everything = np.array(np.meshgrid(*[range(num_levels + 1)] * num_requests)).reshape(num_requests, -1).T
     # Levels are taken by falling gain. With a cost per level, shallower ones of other requests might do better.
     tokens = before[:, None] + gains.cumsum(axis=1)
     saved = -np.diff(1 / tokens, axis=1, prepend=1 / before[:, None])
     by_gain = [n for n in everything if _is_by_gain(saved, n)]
     assert time(found) == pytest.approx(min(time(numbers) for numbers in by_gain))
+    assert time(found) == pytest.approx((1 - share) * time(np.zeros_like(found)))
 
 
 def _is_by_gain(gains: np.ndarray, numbers: np.ndarray) -> bool:
@@ -74,21 +75,21 @@ def test_a_few_requests_do_not_slow_down_all_others() -> None:
     seconds = np.interp(np.arange(13), [0, 8, 12], [1, 1, 1.3])
     so_far = Expected.of_plain(8, 8)
     assert 12 / seconds[12] > 1.15 * 8 / seconds[8]
-    assert not best_levels(gains, sizes, so_far, seconds, 0.0, 0.0).any()
+    assert not best_levels(gains, sizes, so_far, seconds, 0.0, 0.0)[0].any()
     gains[:, :2] = 0.9  # all of them gain
-    assert best_levels(gains, sizes, so_far, np.interp(np.arange(33), [0, 8, 32], [1, 1, 1.6]), 0.0, 0.0).all()
+    assert best_levels(gains, sizes, so_far, np.interp(np.arange(33), [0, 8, 32], [1, 1, 1.6]), 0.0, 0.0)[0].all()
 
 
 def test_draft_tokens_that_cost_nothing_are_all_taken() -> None:
     flat = np.ones(30)
     gains = np.array([[0.5, 0.25], [0.1, 0.01]])
-    assert best_levels(gains, np.array([1, 1]), Expected.of_plain(2, 2), flat, 0.0, 0.0).tolist() == [2, 2]
+    assert best_levels(gains, np.array([1, 1]), Expected.of_plain(2, 2), flat, 0.0, 0.0)[0].tolist() == [2, 2]
     assert best_nodes(np.array([0.9, 0.01, 0.3]), np.zeros(3, dtype=int), Expected.of_plain(1, 1), flat).all()
 
 
 def test_nothing_is_drafted_where_plain_decoding_is_faster() -> None:
     gains = np.array([[0.5, 0.25], [0.1, 0.01]])
     steep = np.arange(30.0)
-    assert not best_levels(gains, np.array([1, 1]), Expected.of_plain(2, 2), steep, 0.0, 0.0).any()
-    assert not best_levels(gains, np.array([1, 1]), Expected.of_plain(2, 2), np.ones(30), 9.0, 0.0).any()
+    assert not best_levels(gains, np.array([1, 1]), Expected.of_plain(2, 2), steep, 0.0, 0.0)[0].any()
+    assert not best_levels(gains, np.array([1, 1]), Expected.of_plain(2, 2), np.ones(30), 9.0, 0.0)[0].any()
     assert not best_nodes(np.array([0.4, 0.2]), np.zeros(2, dtype=int), Expected.of_plain(1, 1), steep).any()

@@ -14,28 +14,40 @@ from attrs import evolve
 
 from specdec_core.budget.choice import Expected, best_levels, best_nodes
 from specdec_core.budget.clock import Clock
-from specdec_core.budget.cost_curve import NUM_NEEDED, NUM_UNMEASURED, CostCurve
+from specdec_core.budget.cost_curve import NUM_COLD, NUM_NEEDED, CostCurve
 from specdec_core.budget.coverage import expected_with, worth_beside
+from specdec_core.budget.debt import Debt
 from specdec_core.budget.levels import Levels
 from specdec_core.budget.nodes import Nodes, without
-from specdec_core.budget.retries import Retries
 from specdec_core.budget.survival import Past, Survival
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import RequestView
 
 RETRY_TOKENS = 4
 """Draft tokens of a request that is tried again."""
+RETRYING, SAMPLING = 0.01, 0.02
+"""The share of the time that may be lost by trying again, and by measuring plain steps."""
 MOST_CHOSEN = 64
 """Levels that are considered before drafting; a request for which all of them pay may have any number."""
 LEAST_RATIO = 4
 """Draft tokens are judged one by one only if verifying them takes at least this many times as long as judging."""
 NUM_BETWEEN_CUTS = 64
 """Steps after which they are judged anyway, to measure how long that takes."""
+TO_START, TO_GO_ON = 0.06, 0.03
+"""The share of the time that drafting has to save. Estimates err by a few percent, and are acted upon where they are
+too good. To start takes more: plain steps between drafts are slower (NUM_COLD), and so are the first drafts."""
+NEWEST = 0.1
+"""The weight of the newest draft in averages."""
 ALL = np.ones(1)
 """The worth of every request's draft tokens where no other proposer drafts."""
-NUM_SAMPLES = NUM_NEEDED + 1
-"""Plain steps that are measured in a row. The first takes longer: the draft before it has emptied the caches."""
-SAME = 0.05
+NUM_SAMPLES = NUM_COLD + NUM_NEEDED + 1
+"""Plain steps in a row, to measure the last of them."""
+COLD = 0.2
+"""By what share they take longer than other plain steps, on average."""
+CLOSE, MOST_RARER = 0.1, 3.0
+"""Where drafting saves more than the share CLOSE, it hardly turns out to be slower, and plain steps are measured the
+rarer, the more it saves: up to MOST_RARER times."""
+SAME = 0.1
 """Costs that have changed by less than this share change no decision that nothing is drafted."""
 NUM_HELD = 8
 """Steps for which a choice before drafting holds while the requests stay the same. Then is learned from all that was
@@ -82,22 +94,23 @@ class Budget:
         self.survival = Survival(max_num_seqs)
         self._first, self._level, self._observe, self._cutting = Clock(), Clock(), Clock(), Clock()
         self._asks_levels = self._judges_nodes = False  # what the last draft showed of the proposer
-        self._nodes_per_level = 1.0
+        self._nodes_per_level = self._levels_per_draft = self._kept_per_draft = 1.0  # on average
         self._off: set[str] = set()  # ids of requests that do not draft
         self._is_all_off = False
-        self._retries = Retries()
+        self._retries, self._samples = Debt(RETRYING), Debt(SAMPLING)
         self._retry_s = 0.0  # what the retry of this step is expected to take; 0: there is none
         self._can_retry = True  # some request of the last step may have draft tokens
         self._is_sample = False  # nothing is drafted in this step, to measure a plain one
-        self._next_sample = 0  # the first step in which that may be so again
         self._samples_left = 0  # in a row
-        self._tokens_per_request = 0.0  # expected in a step, by the last choice; 0: none drafts
+        self._cold_left = 0  # plain steps after a retry that may take longer
+        self._saved_share = 0.0  # of the time per output token, as expected by the last choice; 0: none drafts
         self._num_retried = 0  # requests that draft in this step only because they are tried again
         self._judged: set[str] = set()  # ids of requests about which `share` has decided
         self._num_steps = 0
         self._idle: Sequence[RequestView] | None = None  # the requests of a step, if all of them were off
         self._idle_size, self._idle_curve = 0, curve.seconds  # their number, and by what this was decided
         self._idle_costs = [0.0, 0.0]
+        self._new_off: set[tuple[int, int]] = set()  # groups and batch sizes: new requests like these do not draft
         self._held: Held | None = None  # the last choice
         self._past: list[Past] = []  # drafts from which is to be learned
         # Of this step: the requests that draft, and what they may ask.
@@ -105,6 +118,7 @@ class Budget:
         self._rows = np.empty(0, dtype=np.int64)
         self._worth = ALL  # the share of their accepted draft tokens that other proposers are expected not to have
         self._known: tuple[Sequence[RequestView], np.ndarray] = (), self._rows
+        self._limits: Sequence[int] = ()
         self._levels: Levels | None = None
         self._so_far = self._of_drafting = Expected.of_plain(0, 0)
         self._drafted_s = 0.0
@@ -131,19 +145,35 @@ class Budget:
         Where a plain step is measured, none does: it would take longer if it was observed."""
         if request.id in self._off or (self._is_sample and request.id in self._judged):
             return True
-        return self._is_all_off and request.id not in self._judged and not self._retries.is_due
+        return self._is_all_off and request.id not in self._judged and not self._retries.is_paid
 
     def stays_idle(self, requests: Sequence[RequestView], *, is_prefill: bool = False) -> bool:
         """Whether it is already decided that none of these requests drafts in this step. Until one is tried again, only
         the costs of the target's forward pass may change that, or other requests. is_prefill: whether one of them has
         its first forward pass: a new one is decided on in the step after it."""
-        if self._idle is None or (self._can_retry and self._retries.is_due):
+        if self._idle is None or (self._can_retry and self._retries.is_paid):
             return False
         if self._curve.seconds is not self._idle_curve:
             if not np.allclose(self._costs_of(self._idle_size), self._idle_costs, rtol=SAME):
+                self._new_off.clear()
                 return False
             self._idle_curve = self._curve.seconds
-        return requests == self._idle or (is_prefill and all(map(self.is_off, requests)))
+        if requests == self._idle or (is_prefill and all(map(self.is_off, requests))):
+            return True
+        return not is_prefill and len(requests) == self._idle_size and self._takes_over(requests)
+
+    def _takes_over(self, requests: Sequence[RequestView]) -> bool:
+        """Whether it is known without asking that none of these requests drafts, of which some are new: new requests
+        like them did not draft in such a batch, and nothing was learned since. Then it is decided for them."""
+        if not self._new_off:
+            return False
+        size, new = len(requests), [request for request in requests if request.id not in self._judged]
+        is_known = all((self.survival.group(request), size) in self._new_off for request in new)
+        if not is_known or not all(request.id in self._off for request in requests if request not in new):
+            return False
+        self._mark_off([request.id for request in requests], [0] * size)
+        self._idle = list(requests)
+        return True
 
     def begin_idle(self, requests: Sequence[RequestView]) -> bool:
         """Decide that these requests, of which none drafts in this step, do not draft in the next ones. Returns whether
@@ -198,7 +228,7 @@ class Budget:
     def levels(self, limits: Sequence[int], device: torch.device) -> Levels | None:
         """Return the `LevelBudget` for the requests that draft in this step; None on a GPU, where asking it would wait
         for the device. limits: the most draft tokens of each."""
-        self._began = perf_counter()
+        self._began, self._limits = perf_counter(), limits
         if device.type != "cpu":
             self._levels = None
             return None
@@ -222,11 +252,14 @@ class Budget:
         # q is large, and not looked at.
         whole = draft if draft.q is None else evolve(draft, q=None, q_to_target=None, q_ids=None)
         if draft.num_nodes:
-            self._nodes_per_level += 0.1 * (draft.num_nodes / size / max(1, draft.max_depth) - self._nodes_per_level)
+            self._nodes_per_level += NEWEST * (draft.num_nodes / size / max(1, draft.max_depth) - self._nodes_per_level)
             if draft.scores is not None and is_read and self._is_worth_cutting(draft):
                 draft = self._cut(draft, drafted_s)
                 self._cutting.add(size, perf_counter() - now, self._num_steps)
-        self._past.append(Past(self._requests, self._rows, [len(r.token_ids) for r in self._requests], whole))
+        if not self._num_retried:
+            self._kept_per_draft += NEWEST * (draft.num_nodes / size - self._kept_per_draft)
+        num_tokens = [len(request.token_ids) for request in self._requests]
+        self._past.append(Past(self._requests, self._rows, num_tokens, self._limits, whole))
         return draft
 
     def end_drafting(self, seconds: float, late_s: float) -> None:
@@ -240,6 +273,7 @@ class Budget:
             level_s = (self._drafted_s - levels.first_s) / levels.num_forwarded
             self._first.add(size, seconds - level_s * levels.num_forwarded, step)
             self._level.add(size, level_s, step)
+            self._levels_per_draft += NEWEST * (levels.num_forwarded - self._levels_per_draft)
         if self._num_retried:
             seconds = min(seconds, OUTLIER * usual_s) if usual_s else seconds
             more_s = self._curve.more_s(self._so_far.num_rows, self._num_retried * RETRY_TOKENS)
@@ -261,10 +295,16 @@ class Budget:
     def end_steps(self, seconds: Sequence[float], num_accepted: int = 0) -> None:
         """Count steps, and the seconds that each took. num_accepted: the accepted draft tokens of the last one."""
         self._num_steps += len(seconds)
+        if self._off or self._is_all_off:
+            self._retries.pay(sum(seconds))
+        self._samples.pay(sum(seconds))
         if self._retry_s:
             self._pay_retry(seconds[-1], num_accepted)
-        if self._off or self._is_all_off:
-            self._retries.save(sum(seconds))
+            self._cold_left = NUM_COLD
+        elif self._cold_left > 0 and self._is_all_off:
+            self._cold_left -= len(seconds)
+            plain_s = len(seconds) * float(self._curve.seconds[self._so_far.num_rows])
+            self._retries.add(min(max(0.0, sum(seconds) - plain_s), plain_s))
 
     def _rows_of(self, requests: Sequence[RequestView]) -> np.ndarray:
         if requests != self._known[0]:
@@ -274,6 +314,7 @@ class Budget:
     def _learn(self) -> None:
         past, self._past = self._past, []  # first: an interrupt must not make the drafts count twice
         if past:
+            self._new_off.clear()
             self.survival.learn(past)
 
     def _numbers(self, requests: Sequence[RequestView], limits: list[int], so_far: Expected) -> list[int]:
@@ -284,10 +325,14 @@ class Budget:
             self._held = held._replace(age=held.age + 1)
         else:
             self._learn()
+            if held is None:
+                self._curve.refresh()
             rows = self._rows_of(requests)
             self.survival.update(rows)
             numbers = self._choose(rows, limits, so_far)
             self._held = Held(requests, list(limits), numbers)
+            if so_far.covered is None:
+                self._note_new(requests, numbers)
             self._mark_off([request.id for request in requests], numbers)
         if self._asks_levels or self._judges_nodes:
             return [limit if number else 0 for number, limit in zip(numbers, limits, strict=True)]
@@ -295,21 +340,25 @@ class Budget:
 
     def _wants_plain_step(self, requests: Sequence[RequestView]) -> bool:
         """Whether nothing is drafted in this step, so that a plain one is measured: else nothing would show that plain
-        decoding has become faster than it seems. There are a few in a row, since single ones are not believed; the more
-        drafts gain, the more they cost, and the rarer they are."""
-        may_sample = self._tokens_per_request > 0 and self._so_far.num_rows == len(requests)
-        if may_sample and self._num_steps >= self._next_sample and self._curve.is_out_of_date(len(requests)):
+        decoding has become faster than it seems."""
+        number = len(requests)
+        may_sample = self._saved_share > 0 and self._so_far.num_rows == number
+        if may_sample and self._samples.is_paid and self._curve.is_out_of_date(number):
             self._samples_left = NUM_SAMPLES
-            self._next_sample = self._num_steps + NUM_UNMEASURED * ceil(self._tokens_per_request)
+            plain_s = float(self._curve.seconds[number]) + self._so_far.draft_s
+            lost_s = NUM_SAMPLES * plain_s * (self._saved_share + COLD)
+            self._samples.add(lost_s * min(max(1.0, self._saved_share / CLOSE), MOST_RARER))
         self._is_sample = may_sample and self._samples_left > 0
         self._samples_left -= self._is_sample
+        if self._is_sample:  # then new ones are not observed either
+            self._judged.update(request.id for request in requests)
         return self._is_sample
 
     def _stays_off(self, requests: Sequence[RequestView], limits: list[int]) -> bool:
         """Whether none of these requests drafts, since none did lately without the drafts of other proposers, which can
         only lower the gain."""
         held = self._held
-        if self._so_far.covered is None or held is None or any(held.numbers) or self._retries.is_due:
+        if self._so_far.covered is None or held is None or any(held.numbers) or self._retries.is_paid:
             return False
         if not held.is_for(requests, limits):
             return False
@@ -317,20 +366,34 @@ class Budget:
         return True
 
     def _choose(self, rows: np.ndarray, limits: list[int], so_far: Expected) -> list[int]:
-        size = max(1, round(self._nodes_per_level))
-        num_levels = min(ceil(max(limits) / size), MOST_CHOSEN)
-        gains = self.survival.of_levels(rows, 0, num_levels).cumprod(axis=1) * self._worth[:, None]
-        gains *= size * np.arange(num_levels) < np.array(limits)[:, None]
+        num_requests, size = len(limits), max(1, round(self._nodes_per_level))
         found = self.survival.of_any(rows)  # it pays for draft tokens only where there are any
-        gains *= found[:, None]
-        num_requests = len(limits)
         level_s = self._level.seconds(num_requests)
-        first_s = self._first.seconds(num_requests) + self._observe.seconds(num_requests) - level_s
+        first_s = self._first.seconds(num_requests) + self._observe.seconds(num_requests)
         first_s += self._curve.empty_s * float(1 - found.mean())
-        chosen = best_levels(gains, size * found, so_far, self._curve.seconds, first_s, level_s)
-        expected = (gains * (np.arange(num_levels) < chosen[:, None])).sum() if chosen.any() else -num_requests
-        self._tokens_per_request = 1 + float(expected) / num_requests  # 0: none drafts
+        if self._asks_levels:  # whether to draft, and with as many levels as usual
+            gains = self.survival.of_depths(rows, min(max(limits), MOST_CHOSEN)).cumprod(axis=1)
+            gains = (gains * (np.arange(gains.shape[1]) < np.array(limits)[:, None])).sum(axis=1, keepdims=True)
+            sizes, first_s, level_s = self._kept_per_draft * found, first_s + level_s * self._levels_per_draft, 0.0
+        else:
+            num_levels = min(ceil(max(limits) / size), MOST_CHOSEN)
+            gains = self.survival.of_levels(rows, 0, num_levels).cumprod(axis=1)
+            gains *= size * np.arange(num_levels) < np.array(limits)[:, None]
+            sizes, first_s = size * found, first_s - level_s
+        gains *= (self._worth * found)[:, None]
+        chosen, saved = best_levels(gains, sizes, so_far, self._curve.seconds, first_s, level_s)
+        self._saved_share = saved if saved > (TO_START if self._is_all_off else TO_GO_ON) else 0.0
+        if not self._saved_share:
+            return [0] * num_requests
+        if self._asks_levels:
+            return [self._most if number else 0 for number in chosen.tolist()]
         return [self._most if number == MOST_CHOSEN else number * size for number in chosen.tolist()]
+
+    def _note_new(self, requests: Sequence[RequestView], numbers: list[int]) -> None:
+        for request, number in zip(requests, numbers, strict=True):
+            if request.id not in self._judged:
+                kind = self.survival.group(request), len(requests)
+                (self._new_off.discard if number else self._new_off.add)(kind)
 
     def _mark_off(self, ids: list[str], numbers: list[int]) -> None:
         self._judged.update(ids)
@@ -340,7 +403,7 @@ class Budget:
 
     def _with_retries(self, limits: list[int], numbers: list[int]) -> list[int]:
         """If enough time has passed, let the requests that are off draft a few tokens."""
-        if all(numbers) or not self._retries.is_due:
+        if all(numbers) or not self._retries.is_paid:
             return numbers
         self._num_retried = numbers.count(0)
         return [number or min(limit, RETRY_TOKENS) for number, limit in zip(numbers, limits, strict=True)]
@@ -351,11 +414,11 @@ class Budget:
         so_far, share, expected_s = self._so_far, self._num_retried / len(self._requests), self._retry_s
         self._retry_s = 0.0
         if so_far.covered is not None:  # then it is not known whose draft tokens were accepted
-            self._retries.pay(expected_s)
+            self._retries.add(expected_s)
             return
         plain_s = float(self._curve.seconds[so_far.num_rows]) + so_far.draft_s
         lost_s = min(max(expected_s, share * (step_s - plain_s)), OUTLIER * expected_s)
-        self._retries.pay(max(0.0, lost_s - share * num_accepted * plain_s / len(so_far.tokens)))
+        self._retries.add(max(0.0, lost_s - share * num_accepted * plain_s / len(so_far.tokens)))
 
     def _is_worth_cutting(self, draft: Draft) -> bool:
         """Whether the forward pass takes so much longer with the draft tokens that judging them one by one pays. Now

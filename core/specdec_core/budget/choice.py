@@ -19,7 +19,7 @@ class Expected:
 
     tokens: float64 [requests], output tokens of each request that may get more drafts.
     num_rows: tokens in the target's forward pass.
-    draft_s: seconds of drafting, and of all that is neither drafting nor the target's forward pass and verification.
+    draft_s: seconds of drafting.
     covered: float64 [requests, depths], how likely the drafts of other proposers are to have the right token at each
         depth; None: there are none.
     others: of all other requests, the sum of 1 / output tokens.
@@ -32,9 +32,9 @@ class Expected:
     others: float = 0.0
 
     @classmethod
-    def of_plain(cls, num_requests: int, num_rows: int, other_s: float = 0.0) -> Expected:
+    def of_plain(cls, num_requests: int, num_rows: int) -> Expected:
         """A step without drafts, in which each request gets a token."""
-        return cls(np.ones(num_requests), num_rows, other_s)
+        return cls(np.ones(num_requests), num_rows)
 
     @property
     def steps_per_token(self) -> float:
@@ -51,13 +51,13 @@ class Expected:
 
 def best_levels(
     gains: np.ndarray, sizes: np.ndarray, so_far: Expected, seconds: np.ndarray, first_s: float, level_s: float
-) -> np.ndarray:
+) -> tuple[np.ndarray, float]:
     """int64 [n]   how many further levels of draft tokens each request should get, so that the expected time per output
-    token is lowest. All 0 if no level lowers it.
+    token is lowest, and by what share they lower it. All 0 if no level does.
 
     gains: float64 [n, num_levels], how many more accepted tokens each level is expected to bring; never rising.
     sizes: int64 or float64 [n], the draft tokens, or expected ones, of a level of each request.
-    seconds: float64, of the target's forward pass by its number of tokens (`CostCurve.seconds`).
+    seconds: float64, of a step but for drafting, by its number of tokens (`CostCurve.seconds`).
     first_s: seconds of drafting anything at all. level_s: of each level, for all requests together.
     """
     tokens = so_far.tokens[:, None]
@@ -71,9 +71,10 @@ def best_levels(
     now = so_far.steps_per_token
     times = (now - saved[requests, levels].cumsum()) * total_s
     best = int(times.argmin())
-    if times[best] >= now * (_at(seconds, so_far.num_rows) + so_far.draft_s):
-        return np.zeros(len(gains), dtype=np.int64)
-    return np.bincount(requests[: best + 1], minlength=len(gains))
+    saved_share = 1 - float(times[best] / (now * (_at(seconds, so_far.num_rows) + so_far.draft_s)))
+    if saved_share <= 0:
+        return np.zeros(len(gains), dtype=np.int64), 0.0
+    return np.bincount(requests[: best + 1], minlength=len(gains)), saved_share
 
 
 def best_nodes(gains: np.ndarray, requests: np.ndarray, so_far: Expected, seconds: np.ndarray) -> np.ndarray:

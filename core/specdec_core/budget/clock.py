@@ -7,18 +7,19 @@ from specdec_core.budget.recent import NUM_NEEDED, Recent
 NUM_SKIPPED = 2
 """First measurements of each size, which may include compiling."""
 NUM_BETWEEN = 4
-"""Once as many are kept as there may be, one of this many measurements is: a median takes as long as a small draft."""
+"""Once as many are kept as there may be, one of this many measurements is: a mean without outliers takes as
+long as a small draft."""
 MOST_AGE = 256
 """Of measurements, in steps."""
 
 
 class Clock:
-    """The median of the newest measured seconds, for batches of similar size (up to a factor of 2)."""
+    """The mean of the newest measured seconds, without outliers, for batches of similar size (up to a factor of 2)."""
 
     def __init__(self) -> None:
         self._recent: dict[int, Recent] = {}
         self._num_skipped: dict[int, int] = {}
-        self._medians: dict[int, float] = {}
+        self._usual: dict[int, float] = {}
         self._measured: dict[int, int] = {}  # by size: the step of the last measurement
         self._num_added: dict[int, int] = {}
 
@@ -34,17 +35,17 @@ class Clock:
         recent = self._recent.setdefault(size, Recent(MOST_AGE))
         recent.add(seconds, step)
         self._measured[size] = step
-        needed = 1 if size in self._medians else NUM_NEEDED  # a retry may be the first measurement for long
-        if (found := recent.median(step, needed)) is not None:
-            self._medians[size] = found
+        needed = 1 if size in self._usual else NUM_NEEDED  # a retry may be the first measurement for long
+        if (found := recent.mean(step, needed)) is not None:
+            self._usual[size] = found
 
     def seconds(self, batch_size: int) -> float:
         """The time for a batch; if none of its size was measured, that of the nearest smaller size. 0 while there are
         too few measurements of any: a method is tried before it is judged, also at a size that is smaller than all
         before, which larger ones would make seem too dear to try."""
         size = batch_size.bit_length()
-        smaller = [known for known in self._medians if known <= size]
-        return self._medians[max(smaller)] if smaller else 0.0
+        smaller = [known for known in self._usual if known <= size]
+        return self._usual[max(smaller)] if smaller else 0.0
 
     def recent_seconds(self, batch_size: int, step: int) -> float:
         """The same, but 0 if the last measurement of this size was made long before this step: what seemed too dear

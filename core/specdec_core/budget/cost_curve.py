@@ -1,4 +1,4 @@
-"""The time of the target's forward pass as a function of its number of tokens, kept current while the engine runs."""
+"""The time of a step but for drafting as a function of its number of tokens, kept current while the engine runs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ MOST_AGE = 128
 """Of measurements, in measured steps."""
 NUM_BETWEEN = 32
 """Measured steps between two updates of the table."""
-NUM_UNMEASURED = 256
-"""Measured steps after which a number of tokens counts as not measured lately."""
+NUM_REFRESHED = 8
+"""Measured steps after which the table may be updated earlier."""
+NUM_UNMEASURED = 32
+"""Measured steps after which a number of tokens counts as not measured lately, or never."""
 NUM_NEEDED = 3
 """Measurements that it takes to correct the table."""
+NUM_COLD = 12
+"""Plain steps after a draft that take longer, since the draft has emptied the caches: the first twice as long, and the
+next ones a quarter, then a tenth longer, on a CPU."""
 
 
 class CostCurve:
-    """Estimates the seconds that a step takes in the target's forward pass and in verification, from the number of
-    tokens in the forward pass. Drafting is not included.
+    """Estimates the seconds that a step takes, without drafting, from the number of tokens in the forward pass.
 
     The shape of the curve is measured when the engine is built. Steps that the engine runs correct it: for numbers of
-    tokens of similar size (a bin), by the median ratio of the steps' times to the curve. A bin that never had a step
+    tokens of similar size (a bin), by the mean ratio of the steps' times to the curve. A bin that never had a step
     takes the ratio of its neighbors. If a bin had none lately, its ratio changes by as much as those of the others. So
     the estimates follow longer contexts, sampling parameters and the load of the machine.
 
@@ -39,8 +43,9 @@ class CostCurve:
         self._logs = np.log(np.arange(1, max_tokens + 1))
         self._recent = [Recent(MOST_AGE) for _ in self._sizes]
         self._ratios: dict[int, float] = {}  # of the bins that were measured
+        self._last: list[int] = []  # the bins that were measured before the last update
         self._empty = Recent(MOST_AGE)
-        self._num_steps = 0
+        self._num_steps = self._corrected_at = 0
         self._measured_at = [0] * len(self._sizes)  # of each bin: the last step
         self._base = _never_falling(_interpolated(measured, max_tokens))
         bins = np.abs(np.subtract.outer(self._logs, np.log(self._sizes))).argmin(axis=1)
@@ -60,10 +65,15 @@ class CostCurve:
         self._empty.add(seconds - float(self.seconds[num_tokens]), self._num_steps + 1)
         self._count_step()
 
+    def refresh(self) -> None:
+        """Update the table already now: a decision depends on it, and the load of the machine may just have changed."""
+        if self._num_steps >= self._corrected_at + NUM_REFRESHED:
+            self._correct()
+
     @property
     def empty_s(self) -> float:
         """By how many seconds a step's forward pass is slower after a proposer was asked in vain."""
-        return max(0.0, self._empty.median(self._num_steps) or 0.0)
+        return max(0.0, self._empty.mean(self._num_steps) or 0.0)
 
     def more_s(self, num_tokens: int, more: int) -> float:
         """The seconds that `more` tokens add to a forward pass of num_tokens."""
@@ -71,27 +81,30 @@ class CostCurve:
         return float(self.seconds[min(num_tokens + more, most)] - self.seconds[min(num_tokens, most)])
 
     def is_out_of_date(self, num_tokens: int) -> bool:
-        """Whether many steps were measured since the last one of about so many tokens, or some and never such a one."""
+        """Whether many steps were measured since the last one of about so many tokens."""
         nearest: int = self._expected[num_tokens - 1][0]
         last = self._measured_at[nearest]
-        return last <= self._num_steps - (NUM_UNMEASURED if last else NUM_BETWEEN)
+        return last <= self._num_steps - NUM_UNMEASURED
 
     def _count_step(self) -> None:
         self._num_steps += 1
-        if self._num_steps % NUM_BETWEEN == 0:
+        if self._num_steps >= self._corrected_at + NUM_BETWEEN:
             self._correct()
 
     def _correct(self) -> None:
-        last = self._num_steps - NUM_BETWEEN
+        last, self._corrected_at = self._corrected_at, self._num_steps
         measured = [i for i, at in enumerate(self._measured_at) if at > last]
-        medians = {i: self._recent[i].median(self._num_steps, NUM_NEEDED) for i in measured}
-        fresh = {i: ratio for i, ratio in medians.items() if ratio is not None}
+        means = {i: self._recent[i].mean(self._num_steps, NUM_NEEDED) for i in measured}
+        fresh = {i: ratio for i, ratio in means.items() if ratio is not None}
         if not fresh:
             return
-        if changes := [ratio / self._ratios[i] for i, ratio in fresh.items() if i in self._ratios]:
-            change = median(changes)
-            self._ratios = {i: ratio * change for i, ratio in self._ratios.items()}
-        self._ratios |= fresh
+        changes = {i: ratio / self._ratios[i] for i, ratio in fresh.items() if i in self._ratios}
+        # Where drafting starts or stops, all other sizes are measured than before. Then half of a change is taken as
+        # one of the machine, and half as one of these sizes: so over time, noise does not change which of them pays.
+        stayed = [changes[i] for i in self._last if i in changes]
+        change = median(stayed) if stayed else median(changes.values() or [1.0]) ** 0.5
+        self._ratios = {i: ratio * change for i, ratio in self._ratios.items()} | fresh
+        self._last = list(fresh)
         known = sorted(self._ratios)
         of_each = np.interp(self._logs, np.log(self._sizes[known]), [self._ratios[i] for i in known])
         self.seconds = _never_falling(self._base * np.concatenate([of_each[:1], of_each]))

@@ -83,7 +83,8 @@ class Levels:
         ahead = min(MOST_LOOKAHEAD, int((self._room[may_go] / sizes[may_go]).max()) or 1)
         gains = self._survival.of_levels(self._rows, self._num_grown, ahead).cumprod(axis=1) * expected[:, None]
         gains *= may_go[:, None] & (sizes[:, None] * np.arange(ahead) < self._room[:, None])
-        return best_levels(gains, sizes, self._so_far, self._seconds, 0.0, self._level_s) > 0
+        levels, _ = best_levels(gains, sizes, self._so_far, self._seconds, 0.0, self._level_s)
+        return levels > 0
 
     def _next_pays(self, expected: np.ndarray, sizes: np.ndarray, may_go: np.ndarray) -> bool:
         """Whether the next level pays by itself, and each request's part of it. Quicker than to look further."""

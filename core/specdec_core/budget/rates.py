@@ -44,6 +44,9 @@ class Rates:
         self._groups[row], self._own[:, row], self._updated_at[row] = group, 0, -1
         self.update(np.array([row]))
 
+    def group(self, row: int) -> int:
+        return int(self._groups[row])
+
     def add(self, rows: np.ndarray, bins: np.ndarray, is_accepted: np.ndarray) -> None:
         """Count draft tokens whose parents were accepted. Each argument has an entry per token.
 

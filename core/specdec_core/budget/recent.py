@@ -1,4 +1,4 @@
-"""The median of recent measurements."""
+"""The mean of recent measurements, without outliers."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections import deque
 from statistics import median
 
 NUM_KEPT, NUM_NEEDED = 15, 5
-"""The newest measurements that are kept, and how many it takes. Their median counts, so that single slow ones do
-not."""
+"""The newest measurements that are kept, and how many it takes."""
+OUTLIER = 1.5
+"""Measurements count as at most this many times the median, so that single slow ones hardly do. The median alone would
+be too low: most of what is slow now and then is slow in drafting."""
 
 
 class Recent:
@@ -29,10 +31,14 @@ class Recent:
         """step: the number of the step in which it was measured."""
         self._newest.append((step, value))
 
-    def median(self, step: int, needed: int = NUM_NEEDED) -> float | None:
-        """The median as of a step; None if there are fewer measurements than needed."""
+    def mean(self, step: int, needed: int = NUM_NEEDED) -> float | None:
+        """The mean as of a step; None if there are fewer measurements than needed."""
         self._drop_old(step)
-        return median(value for _, value in self._newest) if len(self._newest) >= max(1, needed) else None
+        if len(self._newest) < max(1, needed):
+            return None
+        values = [value for _, value in self._newest]
+        most = OUTLIER * abs(median(values))
+        return sum(min(value, most) for value in values) / len(values)
 
     def _drop_old(self, step: int) -> None:
         while self._newest and self._newest[0][0] <= step - self._most_age:

@@ -34,6 +34,7 @@ class Past:
     requests: Sequence[RequestView]
     rows: np.ndarray  # int64 [batch]   of the requests
     num_tokens: Sequence[int]
+    limits: Sequence[int]  # the most draft tokens that each could have had
     draft: Draft
 
 
@@ -41,8 +42,9 @@ class Survival:
     """Estimates for one proposer how likely draft tokens are to be accepted, given that their parents are.
 
     Single tokens go by the score that the proposer gave them. Levels, of which no token is known yet, and tokens
-    without a score go by their depth. Both depend on the request's temperature and recent drafts (`Rates`), and so
-    does how often there is any draft token. Requests are named by their rows.
+    without a score go by their depth. So does how often a level is drafted at all and accepted, where the proposer asks
+    about levels: deeper ones are drafted where they are likely to be accepted. All depend on the request's temperature
+    and recent drafts (`Rates`), and so does how often there is any draft token. Requests are named by their rows.
 
     Attribute: watch, called with the estimates, float64 [n], of draft tokens (of levels, if there are no scores) whose
     parents were accepted, and whether they were, bool [n], before that is learned; None: it is not called.
@@ -53,6 +55,7 @@ class Survival:
         self._rows = RequestRows(max_num_seqs)
         self._nodes = Rates(max_num_seqs, NODES)
         self._levels = Rates(max_num_seqs, np.full(MOST_LEVELS, GUESS))
+        self._reached = Rates(max_num_seqs, np.full(MOST_LEVELS, GUESS))
         self._found = Rates(max_num_seqs, np.array([FOUND]))
 
     def start(self, request: RequestView, *, is_sampled: bool, may_sample: bool = False) -> None:
@@ -60,10 +63,15 @@ class Survival:
         row, group = self._rows.start(request), is_sampled + (is_sampled and may_sample)
         self._nodes.start(row, group)
         self._levels.start(row, group)
+        self._reached.start(row, group)
         self._found.start(row, group)
 
     def finish(self, request: RequestView) -> None:
         self._rows.finish(request)
+
+    def group(self, request: RequestView) -> int:
+        """That of `Rates`: new requests of the same one have the same estimates."""
+        return self._nodes.group(*self._rows.of([request]))
 
     def rows(self, requests: Sequence[RequestView]) -> np.ndarray:
         """int64 [n]   the rows of these requests."""
@@ -73,6 +81,7 @@ class Survival:
         """Update the estimates for these rows by what was learned since."""
         self._nodes.update(rows)
         self._levels.update(rows)
+        self._reached.update(rows)
         self._found.update(rows)
 
     def of_any(self, rows: np.ndarray) -> np.ndarray:
@@ -83,10 +92,12 @@ class Survival:
     def of_levels(self, rows: np.ndarray, above: int, number: int) -> np.ndarray:
         """float64 [n, number]   the probability that a token of each of the levels below depth `above` is accepted, if
         one was in the level before."""
-        estimates: np.ndarray = self._levels.estimates[rows]
-        if above + number <= MOST_LEVELS:
-            return estimates[:, above : above + number]
-        return estimates.take(np.minimum(np.arange(above, above + number), MOST_LEVELS - 1), axis=1)
+        return _columns(self._levels.estimates[rows], above, number)
+
+    def of_depths(self, rows: np.ndarray, number: int) -> np.ndarray:
+        """float64 [n, number]   the probability that a token of each of the first levels is drafted and accepted, if
+        one was in the level before."""
+        return _columns(self._reached.estimates[rows], 0, number)
 
     def of_nodes(self, rows: np.ndarray, scores: np.ndarray, is_first: np.ndarray) -> np.ndarray:
         """float64 [n]   the probability that each draft token is accepted, if its parent is. rows: those of the tokens'
@@ -128,6 +139,17 @@ class Survival:
         if nodes.scores is None and self.watch is not None:
             self.watch(self._levels.estimates[rows[requests], depths], accepted)
         self._levels.add(rows[requests], depths, accepted)
+        # Where all levels were accepted, the next one is one that was not drafted, unless it would be beyond the limit.
+        deepest, num_accepted = np.zeros((2, len(rows)), dtype=np.int64)
+        np.maximum.at(deepest, nodes.requests[is_alive], nodes.depths[is_alive])
+        np.maximum.at(num_accepted, requests[accepted], depths[accepted] + 1)
+        is_short = is_here & found & (deepest < np.concatenate([each.limits for each in past]))
+        ended = np.flatnonzero(is_short & (num_accepted == deepest.clip(max=MOST_LEVELS - 1)))
+        self._reached.add(
+            np.concatenate([rows[requests], rows[ended]]),
+            np.concatenate([depths, deepest[ended].clip(max=MOST_LEVELS - 1)]),
+            np.concatenate([accepted, np.zeros(len(ended), dtype=bool)]),
+        )
 
     def _texts(self, past: Sequence[Past], width: int) -> np.ndarray:
         """int64 [number of requests in all drafts, width]   the tokens that followed; -1: none, or not known."""
@@ -140,3 +162,11 @@ class Survival:
                     texts[i, : len(new)] = new
                 i += 1
         return texts
+
+
+def _columns(estimates: np.ndarray, first: int, number: int) -> np.ndarray:
+    """float64 [n, number]   those from `first` on. Those beyond the last one are as that."""
+    if first + number <= estimates.shape[1]:
+        return estimates[:, first : first + number]
+    found: np.ndarray = estimates[:, np.minimum(np.arange(first, first + number), estimates.shape[1] - 1)]
+    return found

@@ -10,8 +10,7 @@ from weakref import WeakSet
 import torch
 
 from specdec_core.budget.choice import Expected
-from specdec_core.budget.clock import Clock
-from specdec_core.budget.cost_curve import CostCurve
+from specdec_core.budget.cost_curve import NUM_COLD, CostCurve
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.report import StepReport
 from specdec_core.contracts.verifier import Verdict
@@ -38,7 +37,7 @@ class Speculation:
     """Calls an engine's proposers and combines their drafts.
 
     drafters: one per proposer; empty for plain decoding.
-    curve: the measured time of the target's forward pass, which the drafters' budgets share; None: there is no budget.
+    curve: the measured time of a step but for drafting, which the drafters' budgets share; None: there is no budget.
     watch: warns if drafting is a loss, where there is no budget.
     """
 
@@ -52,9 +51,9 @@ class Speculation:
         self.drafters, self._device, self._curve, self._watch = tuple(drafters), device, curve, watch
         self._empty_drafts: dict[int, Draft] = {}
         self._is_idle = False  # in this step
+        self._num_plain = 0  # steps since a proposer was last asked for drafts
         self._own_drafts: list[Draft | None] = []  # of this step, by proposer
         self._own_counts = OwnCounts()
-        self._other, self._num_steps = Clock(), 0  # what else a step takes
         self._unsaved: list[float] = []  # seconds of steps that the budgets do not know of yet
         self._started: WeakSet[Request] = WeakSet()  # weak: a request's listener may refer to the engine
 
@@ -103,7 +102,7 @@ class Speculation:
             self._own_drafts = [None] * len(self.drafters)
             return self._empty_draft(len(schedule.requests)), ()
         num_requests = len(schedule.requests)
-        so_far = Expected.of_plain(num_requests, sum(schedule.num_known), self._other.seconds(num_requests))
+        so_far = Expected.of_plain(num_requests, sum(schedule.num_known))
         self._own_drafts, checks = [], []
         for i, drafter in enumerate(self.drafters, 1):
             draft, check = drafter.propose(schedule, so_far)
@@ -147,17 +146,18 @@ class Speculation:
             self._watch.add(report)
         if self._curve is None:
             return
-        self._num_steps += 1
-        self._unsaved.append(report.draft_s + report.target_s + report.other_s)
+        seconds = report.target_s + report.other_s
+        self._unsaved.append(report.draft_s + seconds)
+        has_asked = not self._is_idle and any(draft is not None for draft in self._own_drafts)
+        self._num_plain = 0 if has_asked else self._num_plain + 1
         if self._is_idle and len(self._unsaved) < NUM_TOGETHER:
             return
         if not report.num_prefill_tokens:
             num_tokens = report.num_nodes + report.num_decode_requests
-            if report.num_nodes or self._is_idle or all(draft is None for draft in self._own_drafts):
-                self._curve.add(num_tokens, report.target_s)
-            else:
-                self._curve.add_empty(num_tokens, report.target_s)
-            self._other.add(report.num_decode_requests, report.other_s, self._num_steps)
+            if has_asked and not report.num_nodes:
+                self._curve.add_empty(num_tokens, seconds)
+            elif has_asked or self._num_plain > NUM_COLD:
+                self._curve.add(num_tokens, seconds)
         for drafter in self.drafters:
             if drafter.budget is not None:
                 drafter.budget.end_steps(self._unsaved, report.num_accepted)

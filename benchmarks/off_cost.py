@@ -25,7 +25,7 @@ from random_models import prompt
 
 from specdec_core import LLM, SamplingParams
 from specdec_core.budget.clock import Clock
-from specdec_core.budget.debt import Debt
+from specdec_core.budget.retries import Retries
 from specdec_core.engine.engine import Engine
 
 BATCHES = (1, 8, 64)
@@ -44,16 +44,16 @@ class Dear(Clock):
         return DEAR_S
 
 
-class NoRetries(Debt):
+class NoRetries(Retries):
     @property
-    def is_paid(self) -> bool:
+    def is_due(self) -> bool:
         return False
 
 
 def turn_off(engine: Engine) -> None:
     for drafter in engine._speculation.drafters:
         assert drafter.budget is not None
-        drafter.budget._first, drafter.budget._retries = Dear(), NoRetries(0.0)
+        drafter.budget._first, drafter.budget.retries = Dear(), NoRetries()
 
 
 def add(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[str]:

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec_core import LLM, SamplingParams
 from specdec_core.budget.budget import Budget
+from specdec_core.budget.retries import Retries
 
 PROMPTS = ["import os\n\nclass Tree:\n    def __init__(self", "The quick brown fox", "x = [1, 2, 3]\n" * 4]
 
@@ -122,7 +123,7 @@ class Recorded:
         budget._choose = lambda rows, limits, so_far: choices(limits)  # type: ignore[method-assign]
         self.curve.add = lambda *of: None  # type: ignore[method-assign]
         self.curve.seconds = torch.ones(len(self.curve.seconds)).numpy()
-        budget._retries.add(1e9)
+        budget.retries._debt.add(1e9)
         propose, observe, put_off = proposer.propose, proposer.observe, observer.put_off
 
         def record(batch: Any) -> Any:
@@ -177,7 +178,6 @@ def test_drafts_that_are_off_cost_no_cached_prefix(method: str, monkeypatch: pyt
     config = {"method": method, "adaptive_draft_length": True}
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     with LLM("tiny", dtype="float32", kv_manager="prefix", speculative_config=config) as llm:
-        drafter = llm.engine._speculation.drafters[0]
 
         def drafts_of(number: int) -> tuple[Any, int]:
             monkeypatch.setattr(Budget, "_choose", lambda self, rows, limits, so_far: [number] * len(limits))
@@ -186,7 +186,7 @@ def test_drafts_that_are_off_cost_no_cached_prefix(method: str, monkeypatch: pyt
             return output, counts["vllm:spec_decode_num_draft_tokens"]
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(drafter.budget._retries), "is_paid", False)
+            patch.setattr(Retries, "is_due", False)
             first, num_before = drafts_of(0)
             second, num_then = drafts_of(0)
             third, num_after = drafts_of(3)  # it would, but lacks the first tokens

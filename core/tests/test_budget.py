@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import attrs
@@ -11,17 +12,21 @@ import pytest
 import torch
 from naive_verifier import draft_of
 
-from specdec_core.budget import budget as budgets, clock, rates
+from specdec_core.budget import budget as budgets, clock, rates, retries
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import NUM_BETWEEN, CostCurve
 from specdec_core.budget.nodes import Nodes, without
 from specdec_core.budget.recent import NUM_NEEDED
+from specdec_core.budget.retries import Retries
 from specdec_core.budget.survival import Past, Survival
 from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.engine.draft_check import check_draft
 
 CPU = torch.device("cpu")
+
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 def request_of(name: str = "any", num_tokens: int = 5) -> Any:
@@ -149,7 +154,7 @@ class Simulated:
         self.request.token_ids = np.append(self.request.token_ids, [7] * num_accepted + [last])
         step_s = 1 + self.node * limit + drafted_s
         self.seconds += step_s
-        self.budget.end_steps([step_s], num_accepted)
+        self.budget.end_steps([step_s], 1, {"any": num_accepted})
         return limit, num_accepted
 
     def steps(self, number: int, right: float) -> np.ndarray:
@@ -195,9 +200,9 @@ def test_past_drafts_keep_no_probabilities() -> None:
 
 def test_a_proposer_that_drafts_again_is_not_idle() -> None:
     budget, requests = budget_at(0.01, "a"), [request_of("a")]
-    budget.end_steps([1.0])
-    budget._retries.add(100.0)
-    budget.begin_idle(requests)
+    budget.end_steps([1.0], 1, {})
+    budget.retries._debt.add(100.0)
+    budget.idle.begin(requests)
     assert budget.stays_idle(requests)
     budget.share(requests, [9], Expected.of_plain(1, 1))  # as when another proposer's retry was due
     assert not budget.stays_idle(requests)
@@ -205,14 +210,14 @@ def test_a_proposer_that_drafts_again_is_not_idle() -> None:
 
 def test_a_retry_is_not_due_where_no_request_may_draft() -> None:
     budget, requests = budget_at(0.01, "a"), [request_of("a")]
-    budget._off.add("a")
+    budget.idle._off.add("a")
     budget.share(requests, [0], Expected.of_plain(1, 1))
-    budget.begin_idle(requests)
+    budget.idle.begin(requests)
     for _ in range(100):
-        budget.end_steps([1.0])
-        assert budget._retries.is_paid
+        budget.end_steps([1.0], 1, {})
+        assert budget.retries.is_due
         assert budget.stays_idle(requests)
-        budget.pass_idle_step()
+        budget.pass_step()
     for seconds, changes in ((1.03, False), (1.2, True)):
         for _ in range(NUM_BETWEEN):
             assert budget.stays_idle(requests)
@@ -223,29 +228,29 @@ def test_a_retry_is_not_due_where_no_request_may_draft() -> None:
 def test_while_all_are_off_the_prefill_of_others_wakes_nobody() -> None:
     budget = budget_at(1.0, *"abc", most=2)
     a, b, c = (request_of(name) for name in "abc")
-    budget._retries.add(9.0)  # none is due
+    budget.retries._debt.add(9.0)  # none is due
     assert budget.share([a, b], [2, 2], Expected.of_plain(2, 2)) == [0, 0]
-    budget.begin_idle([a, b])
+    budget.idle.begin([a, b])
     assert budget.stays_idle([a, b])
     assert budget.stays_idle([a, b, c], is_prefill=True)
     assert not budget.stays_idle([a, b, c]), "a new request may repeat itself"
     assert not budget.stays_idle([b]), "in a smaller batch, drafts may pay"
     budget.finish(a)
     assert budget.stays_idle([b, c], is_prefill=True)
-    assert a not in budget._idle, "its listener may refer to the engine"
-    budget._retries.pay(1e9)
+    assert a not in budget.idle._requests, "its listener may refer to the engine"
+    budget.retries._debt.pay(1e9)
     assert not budget.stays_idle([a, b, c], is_prefill=True)
 
 
 def test_a_choice_holds_while_only_another_proposer_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
     budget, requests, chosen = budget_at(0.01, "a"), [request_of("a")], []
     monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: chosen.append(1) or [0])
-    monkeypatch.setattr(type(budget._retries), "is_paid", False)
+    monkeypatch.setattr(Retries, "is_due", False)
     for _ in range(2 * budgets.NUM_HELD):
         assert budget.share(requests, [9], Expected.of_plain(1, 1)) == [0]
-        budget.begin_idle(requests)
+        budget.idle.begin(requests)
     assert len(chosen) == 2
-    budget.pass_idle_step()
+    budget.pass_step()
     budget.share(requests, [9], Expected.of_plain(1, 1))
     assert len(chosen) == 3
 
@@ -254,7 +259,7 @@ def test_a_choice_does_not_hold_where_more_may_be_drafted(monkeypatch: pytest.Mo
     """As after a step in which a prompt took the room, and a single draft token did not pay."""
     budget, requests = budget_at(0.01, "a"), [request_of("a")]
     monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: [limits[0] if limits[0] > 1 else 0])
-    monkeypatch.setattr(type(budget._retries), "is_paid", False)
+    monkeypatch.setattr(Retries, "is_due", False)
     found = [budget.share(requests, [limit], Expected.of_plain(1, 1)) for limit in (1, 1, 5, 3, 5, 6)]
     assert found == [[0], [0], [5], [3], [5], [6]]
 
@@ -276,44 +281,63 @@ def cost_of_retry(
     drafted_s: float,
     late_s: float,
     step_s: float = 0.0,
-    num_accepted: int = 0,
+    accepted: Mapping[str, int] = NOTHING,
 ) -> float:
     """Let the requests with number 0 be tried again. Returns what they are charged."""
     budget._choose = lambda rows, limits, so_far: numbers  # type: ignore[method-assign]
-    expected = [number or budgets.RETRY_TOKENS for number in numbers]
+    expected = [number or retries.NUM_TOKENS for number in numbers]
     budget._asks_levels = False
     assert budget.share(requests, [9] * len(requests), Expected.of_plain(len(requests), len(requests))) == expected
     budget.levels(expected, CPU)
     budget.keep(Draft.from_chains([[5]] * len(requests)))
     budget.end_drafting(drafted_s, late_s)
-    budget.end_steps([step_s], num_accepted)
-    return budget._retries._owed_s
+    budget.end_steps([step_s], len(requests), accepted)
+    return budget.retries._debt._owed_s
 
 
 def test_a_retry_pays_what_it_took_less_what_it_gained() -> None:
     def cost(step_s: float, num_accepted: int) -> float:
-        return cost_of_retry(budget_at(0.01, "a"), [request_of("a")], [0], 0.5, 0.0, step_s, num_accepted)
+        accepted = {"a": num_accepted}
+        return cost_of_retry(budget_at(0.01, "a"), [request_of("a")], [0], 0.5, 0.0, step_s, accepted)
 
     estimated = 4 * 0.01 + 0.5
     assert cost(1.2, 0) == pytest.approx(estimated), "longer than the step took more than a plain one, which takes 1"
     assert cost(1.9, 0) == pytest.approx(0.9)
-    assert cost(99.0, 0) == pytest.approx(budgets.OUTLIER * estimated)
+    assert cost(99.0, 0) == pytest.approx(retries.OUTLIER * estimated)
     assert cost(3.0, 1) == pytest.approx(1.0)
     assert cost(1.9, 1) == 0
 
 
 def test_a_retry_beside_other_requests_pays_for_its_part() -> None:
     budget, requests = budget_at(0.01, "a", "b"), [request_of("a"), request_of("b")]
-    tokens_s = budget._curve.more_s(2, budgets.RETRY_TOKENS)
+    tokens_s = budget._curve.more_s(2, retries.NUM_TOKENS)
     assert cost_of_retry(budget, requests, [9, 0], 2.0, 0.5) == pytest.approx(tokens_s + 2.0 / 2 + 0.5)
+
+
+def test_a_retry_is_not_free_because_others_gain() -> None:
+    budget, requests = budget_at(0.01, "a", "b"), [request_of("a"), request_of("b")]
+    alone = cost_of_retry(budget, requests, [9, 0], 2.0, 0.0)
+    for accepted, is_paid in (({"a": 9}, False), ({"b": 9}, True)):
+        budget = budget_at(0.01, "a", "b")
+        assert cost_of_retry(budget, requests, [9, 0], 2.0, 0.0, accepted=accepted) == (0 if is_paid else alone)
+
+
+def test_a_few_requests_are_tried_again_in_turn() -> None:
+    budget, tried = budget_at(1.0, *"abcdef"), []
+    requests = [request_of(name) for name in "abcdef"]
+    budget._choose = lambda rows, limits, so_far: [0] * 6  # type: ignore[method-assign]
+    for _ in range(3):
+        tried.append(budget.share(requests, [9, 9, 2, 9, 9, 9], Expected.of_plain(6, 6)))
+        assert budget.retries.number == retries.MOST_TOGETHER
+    assert tried == [[4, 4, 2, 4, 0, 0], [4, 4, 0, 0, 4, 4], [0, 0, 2, 4, 4, 4]]
 
 
 def test_one_slow_retry_does_not_stop_the_next_ones() -> None:
     budget, requests = budget_at(0.01, "a"), [request_of("a")]
     for step in range(clock.NUM_SKIPPED + NUM_NEEDED):
         budget._first.add(1, 0.1, step)
-    tokens_s = budget._curve.more_s(1, budgets.RETRY_TOKENS)
-    assert cost_of_retry(budget, requests, [0], 100.0, 0.0) == pytest.approx(tokens_s + budgets.OUTLIER * 0.1)
+    tokens_s = budget._curve.more_s(1, retries.NUM_TOKENS)
+    assert cost_of_retry(budget, requests, [0], 100.0, 0.0) == pytest.approx(tokens_s + retries.OUTLIER * 0.1)
 
 
 @pytest.mark.parametrize("is_retry", [False, True])
@@ -336,7 +360,7 @@ def test_levels_that_once_were_slow_are_measured_again(is_retry: bool) -> None:
             budget.keep(attrs.evolve(draft_of([([7], [-1])]), scores=torch.tensor([0.9])))
             budget.end_drafting(0.01, 0.0)
             num_forwarded.append(levels.num_forwarded)
-        budget.end_steps([1.0])
+        budget.end_steps([1.0], 1, {})
     assert max(num_forwarded) > 0
     assert budget._level.seconds(1) < 1
 
@@ -351,30 +375,12 @@ def test_a_method_that_mostly_finds_nothing_ends_and_begins_again() -> None:
     assert simulated.steps(600, 0.9)[-20:, 0].all()
 
 
-@pytest.mark.parametrize("saved_share", [0.05, 0.6])
-def test_plain_steps_are_measured_now_and_then(saved_share: float) -> None:
-    budget, requests = budget_at(0.02, "a"), [request_of("a")]
-    budget._choose = lambda rows, limits, so_far: limits  # type: ignore[method-assign]
-    budget._saved_share = saved_share
-    asked = []
-    for _ in range(2500):
-        (limit,) = budget.share(requests, [5], Expected.of_plain(1, 1))
-        asked.append(limit)
-        budget.begin_idle(requests) if not limit else None
-        assert not budget.stays_idle(requests)
-        budget._curve.add(1 + limit, 1.0)
-        budget.end_steps([1.0])
-    number = 13 if saved_share < 0.1 else 2
-    assert asked.count(0) == number * budgets.NUM_SAMPLES, "the rarer, the more a draft saves"
-    assert is_in_a_row(asked)
-
-
 def test_a_new_request_like_those_that_are_off_is_not_asked_about() -> None:
     budget, (a, b, c) = budget_at(1.0, *"abc", most=2), [request_of(name) for name in "abc"]
-    budget._retries.add(9.0)  # none is due
-    budget._judged.clear()
+    budget.retries._debt.add(9.0)  # none is due
+    budget.idle._judged.clear()
     assert budget.share([a, b], [2, 2], Expected.of_plain(2, 2)) == [0, 0]
-    budget.begin_idle([a, b])
+    budget.idle.begin([a, b])
     budget.finish(b)
     assert budget.stays_idle([a, c])
     assert budget.is_off(c)
@@ -382,23 +388,29 @@ def test_a_new_request_like_those_that_are_off_is_not_asked_about() -> None:
     assert budget.share([a, c], [2, 2], Expected.of_plain(2, 2)) == [0, 0]
     budget._past.append(Past([a], budget.survival.rows([a]), [9], [9], draft_of([([7], [-1])])))
     budget._learn()
-    budget.begin_idle([a, c])
+    budget.idle.begin([a, c])
     budget.start(b, is_sampled=False)
     assert not budget.stays_idle([a, b]), "something was learned"
-
-
-def is_in_a_row(asked: list[int]) -> bool:
-    starts = [i for i, limit in enumerate(asked) if not limit and asked[i - 1]]
-    return all(asked[i : i + budgets.NUM_SAMPLES] == [0] * budgets.NUM_SAMPLES for i in starts)
 
 
 def test_a_method_that_is_off_beside_another_one_does_not_choose_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     budget, requests, chosen = budget_at(0.01, "a"), [request_of("a")], []
     monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: chosen.append(1) or [0])
-    monkeypatch.setattr(type(budget._retries), "is_paid", False)
+    monkeypatch.setattr(Retries, "is_due", False)
     for _ in range(2 * budgets.NUM_HELD):
         assert budget.share(requests, [9], Expected(np.ones(1), 1, covered=np.full((1, 2), 0.5))) == [0]
     assert len(chosen) == 2
+
+
+def test_what_did_not_pay_beside_others_may_pay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, requests, chosen = budget_at(0.01, "a"), [request_of("a")], []
+    numbers = iter([0, 5, 0])
+    monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: chosen.append(1) or [next(numbers)])
+    monkeypatch.setattr(Retries, "is_due", False)
+    beside, alone = Expected(np.ones(1), 1, covered=np.full((1, 2), 0.5)), Expected.of_plain(1, 1)
+    found = [budget.share(requests, [9], so_far) for so_far in (beside, beside, alone, alone, beside)]
+    assert found == [[0], [0], [5], [5], [0]], "what pays alone may not pay beside others"
+    assert len(chosen) == 3
 
 
 def test_the_memory_of_shared_rates_is_in_draft_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,23 @@
-"""What a step costs, as the budget estimates it: the curve of the target's forward pass, and the clocks of drafting."""
+"""What a step costs, as the budget estimates it: the curve of a step, and the clocks of drafting."""
 
 from __future__ import annotations
 
+import random
+from math import log
+from statistics import mean
+
 import pytest
+import torch
+from hypothesis import given, strategies as st
 
 from specdec_core.budget import clock, cost_curve
 from specdec_core.budget.clock import Clock
-from specdec_core.budget.cost_curve import NUM_BETWEEN, CostCurve
+from specdec_core.budget.cost_curve import NUM_BETWEEN, NUM_COLD, CostCurve
+from specdec_core.budget.debt import Debt
 from specdec_core.budget.recent import NUM_NEEDED
+from specdec_core.contracts.draft import Draft
+from specdec_core.contracts.report import StepReport
+from specdec_core.engine.speculation import Speculation
 
 
 def test_the_curve_follows_the_machine_and_not_one_slow_step() -> None:
@@ -101,3 +111,56 @@ def test_a_clock_tells_the_mean_of_similar_batches() -> None:
     assert measured.seconds(64) == measured.seconds(3), "the nearest smaller size that was measured"
     measured.add(3, 5.0, step=clock.MOST_AGE + 99)
     assert measured.seconds(3) == 5.0, "older measurements are stale"
+
+
+def test_a_size_that_is_measured_for_the_first_time_says_nothing_about_others() -> None:
+    """Steps with drafts take longer than the ones that were measured when the engine was built."""
+    curve = CostCurve({1: 1.0, 6: 1.2}, 16)
+    for _ in range(NUM_BETWEEN):
+        curve.add(1, 1.0)
+    for _ in range(2 * NUM_BETWEEN):
+        curve.add(6, 2.4)
+    assert curve.seconds[[1, 6]] == pytest.approx([1.0, 2.4])
+
+
+def test_noise_where_drafting_starts_and_stops_makes_plain_steps_neither_dear_nor_cheap() -> None:
+    draws = random.Random(0)
+    curve, errors = CostCurve({1: 1.0, 6: 1.5}, 16), list[float]()
+    for _ in range(200):
+        for size, seconds in ((1, 1.0), (6, 1.5)):
+            slow = draws.choice([0.8, 1.0, 1.25])  # the machine
+            for _ in range(NUM_BETWEEN):
+                curve.add(size, seconds * slow)
+        errors.append(log(curve.seconds[6] / curve.seconds[1] / 1.5))
+    assert abs(mean(errors)) < 0.04
+    assert mean(map(abs, errors)) < 0.13, "that of single measurements is 0.2"
+
+
+def test_plain_steps_count_once_the_caches_are_warm_again() -> None:
+    curve = CostCurve({1: 1.0, 6: 1.5}, 16)
+    speculation = Speculation([], torch.device("cpu"), curve)
+    draft = Draft.from_chains([[7] * 5])
+
+    def step(num_nodes: int, seconds: float) -> None:
+        speculation._own_drafts = [draft if num_nodes else None]
+        speculation.end_step(StepReport(num_decode_requests=1, num_nodes=num_nodes, target_s=seconds))
+
+    for _ in range(10):
+        for i in range(NUM_COLD + 4):
+            step(0, 1.0 if i >= NUM_COLD else 1.3)
+        for _ in range(16):
+            step(5, 1.5)
+    assert curve.seconds[[1, 6]] == pytest.approx([1.0, 1.5])
+
+
+@given(st.lists(st.tuples(st.floats(0.1, 2), st.floats(0, 30)), min_size=1, max_size=60))
+def test_what_is_done_now_and_then_takes_its_share_of_the_time(steps: list[tuple[float, float]]) -> None:
+    """But for the last one, which is paid back later."""
+    debt, spent, last, whole = Debt(0.05), 0.0, 0.0, 0.0
+    for step_s, cost in steps:
+        if debt.is_paid:
+            spent, last = spent + cost, cost
+            debt.add(cost)
+        debt.pay(step_s)
+        whole += step_s
+    assert spent - last <= 0.05 * whole + 1e-9

@@ -55,7 +55,8 @@ def simulate(
                 num_nodes=0 if skipped else 3 * requests,
                 draft_s=0.0 if skipped else draft_s,
                 target_s=1.0 if skipped else 1 + verify_s,
-            )
+            ),
+            has_asked=not skipped,
         )
     return num_skipped
 

@@ -19,7 +19,8 @@ class Expected:
 
     tokens: float64 [requests], output tokens of each request that may get more drafts.
     num_rows: tokens in the target's forward pass.
-    draft_s: seconds of drafting.
+    draft_s: seconds of drafting, less those that the forward pass takes because of prompts: these have to be read
+        anyway, and what drafts save is steps without prompts.
     covered: float64 [requests, depths], how likely the drafts of other proposers are to have the right token at each
         depth; None: there are none.
     others: of all other requests, the sum of 1 / output tokens.

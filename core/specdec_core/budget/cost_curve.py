@@ -19,6 +19,10 @@ NUM_UNMEASURED = 32
 """Measured steps after which a number of tokens counts as not measured lately, or never."""
 NUM_NEEDED = 3
 """Measurements that it takes to correct the table."""
+OF_MACHINE = 0.7
+"""Where sizes are measured, and none of those that were before, the load of the machine may have changed, or the cost
+of these sizes in comparison with others. So much of the change (of its logarithm) is taken as the former. The rest adds
+up if it is always the same; what was noise does not change for long which size pays."""
 NUM_COLD = 12
 """Plain steps after a draft that take longer, since the draft has emptied the caches: the first twice as long, and the
 next ones a quarter, then a tenth longer, on a CPU."""
@@ -75,10 +79,13 @@ class CostCurve:
         """By how many seconds a step's forward pass is slower after a proposer was asked in vain."""
         return max(0.0, self._empty.mean(self._num_steps) or 0.0)
 
+    def at(self, num_tokens: int) -> float:
+        """The seconds of a step with so many tokens. Several proposers' drafts may come to more than the table has."""
+        return float(self.seconds[min(num_tokens, len(self.seconds) - 1)])
+
     def more_s(self, num_tokens: int, more: int) -> float:
         """The seconds that `more` tokens add to a forward pass of num_tokens."""
-        most = len(self.seconds) - 1
-        return float(self.seconds[min(num_tokens + more, most)] - self.seconds[min(num_tokens, most)])
+        return self.at(num_tokens + more) - self.at(num_tokens)
 
     def is_out_of_date(self, num_tokens: int) -> bool:
         """Whether many steps were measured since the last one of about so many tokens."""
@@ -99,10 +106,9 @@ class CostCurve:
         if not fresh:
             return
         changes = {i: ratio / self._ratios[i] for i, ratio in fresh.items() if i in self._ratios}
-        # Where drafting starts or stops, all other sizes are measured than before. Then half of a change is taken as
-        # one of the machine, and half as one of these sizes: so over time, noise does not change which of them pays.
+        # Where drafting starts or stops, all other sizes are measured than before.
         stayed = [changes[i] for i in self._last if i in changes]
-        change = median(stayed) if stayed else median(changes.values() or [1.0]) ** 0.5
+        change = median(stayed) if stayed else median(changes.values() or [1.0]) ** OF_MACHINE
         self._ratios = {i: ratio * change for i, ratio in self._ratios.items()} | fresh
         self._last = list(fresh)
         known = sorted(self._ratios)

@@ -70,8 +70,9 @@ class Survival:
         self._rows.finish(request)
 
     def group(self, request: RequestView) -> int:
-        """That of `Rates`: new requests of the same one have the same estimates."""
-        return self._nodes.group(*self._rows.of([request]))
+        """That of `Rates`: new requests of the same one have the same estimates. -1: the request did not start."""
+        row = self._rows.get(request)
+        return -1 if row is None else self._nodes.group(row)
 
     def rows(self, requests: Sequence[RequestView]) -> np.ndarray:
         """int64 [n]   the rows of these requests."""

@@ -83,6 +83,17 @@ class Drafter:
         with self.proposer.called() as proposer:
             proposer.finish(request, reason)
 
+    def expects(self, request: Request) -> bool:
+        """Whether the proposer may draft for a request that starts now, soon: it must not lack the first tokens."""
+        tries_again = self.budget is not None and self.budget.retries.is_due
+        return self.observer.may_ever_draft(request) if tries_again else self.observer.may_draft(request)
+
+    def pass_step(self) -> None:
+        """Note that nothing is drafted in this step, which has no prefill, and that no hidden states are observed."""
+        self._asked, self.is_idle = (), True
+        if self.budget is not None:
+            self.budget.pass_step()
+
     def propose(self, schedule: Schedule, so_far: Expected) -> tuple[Draft | None, PendingCheck | None]:
         """Get the proposer's draft and extend it to all scheduled requests; None if no request drafts. The proposer
         sees only requests that may draft; the others get empty trees.
@@ -101,7 +112,9 @@ class Drafter:
                 for request, number in zip(schedule.requests, wanted, strict=True)
             )
             wanted = self.budget.share(schedule.requests, wanted, so_far)
-            self.is_idle = may_idle and not any(wanted) and self.budget.begin_idle(schedule.requests)
+            self.is_idle = may_idle and not any(wanted)
+            if self.is_idle:
+                self.budget.idle.begin(schedule.requests)
         drafting = [request for request, budget in zip(schedule.requests, wanted, strict=True) if budget]
         self._asked = drafting
         if not drafting:

@@ -56,25 +56,23 @@ class LossWatch:
     def __init__(self, advice: str) -> None:
         self._advice = advice
         self._steps: dict[int, _Steps] = {}
-        self._skips = False  # in this step
         self._has_warned = False
 
     def skips(self, num_requests: int) -> bool:
         """Whether nothing is drafted in this step, which has no prefill, for the sake of the comparison. That does not
         depend on measured times: two runs of a script draft the same."""
         steps = self._steps.get(num_requests.bit_length())
-        self._skips = (
+        return (
             steps is not None
             and not steps.is_compared
             and len(steps.tokens) == NUM_STEPS
             and steps.since_plain >= NUM_BETWEEN
             and fmean(steps.tokens) <= MOST_TOKENS
         )
-        return self._skips
 
-    def add(self, report: StepReport) -> None:
-        """Count a step. Warns if that shows a loss."""
-        number, skipped, self._skips = report.num_decode_requests, self._skips, False
+    def add(self, report: StepReport, *, has_asked: bool) -> None:
+        """Count a step. Warns if that shows a loss. has_asked: whether a proposer was asked for a draft."""
+        number = report.num_decode_requests
         if report.num_prefill_tokens or not number:
             return
         steps = self._steps.setdefault(number.bit_length(), _Steps())
@@ -82,7 +80,7 @@ class LossWatch:
         if not report.num_nodes:
             steps.plain.append(report.target_s + report.other_s)
             steps.since_plain = 0
-        if not skipped:
+        if has_asked:
             steps.tokens.append(report.num_output_tokens / number)
             seconds = report.draft_s + report.target_s + report.other_s
             steps.seconds.append((report.num_nodes, seconds))

@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from weakref import WeakSet
 
+import numpy as np
 import torch
 
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import NUM_COLD, CostCurve
+from specdec_core.budget.plain_steps import PlainSteps
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.report import StepReport
 from specdec_core.contracts.verifier import Verdict
@@ -51,6 +53,7 @@ class Speculation:
         self.drafters, self._device, self._curve, self._watch = tuple(drafters), device, curve, watch
         self._empty_drafts: dict[int, Draft] = {}
         self._is_idle = False  # in this step
+        self._plain_steps = None if curve is None else PlainSteps(curve)
         self._num_plain = 0  # steps since a proposer was last asked for drafts
         self._own_drafts: list[Draft | None] = []  # of this step, by proposer
         self._own_counts = OwnCounts()
@@ -65,21 +68,20 @@ class Speculation:
             if drafter.budget is None or not drafter.budget.stays_idle(requests, is_prefill=is_prefill):
                 return False
         for drafter in self.drafters:
-            assert drafter.budget is not None
-            drafter.budget.pass_idle_step()
+            drafter.pass_step()
         self._is_idle = True
         return True
 
     def groups_of(self, request: Request) -> list[int]:
         """The KV cache's groups of drafts that must have a cached token of this request: not those of methods that do
         not draft for it at present. These would cost it the target's cached tokens."""
-        return [each.group for each in self.drafters if each.group is not None and each.observer.may_draft(request)]
+        return [each.group for each in self.drafters if each.group is not None and each.expects(request)]
 
     def admitted(self, request: Request, num_cached: int) -> None:
         """Note that a request starts, or starts over, with so many cached tokens. Those that a proposer's group may
         lack are lost to it."""
         for each in self.drafters:
-            is_whole = each.group is None or not num_cached or each.observer.may_draft(request)
+            is_whole = each.group is None or not num_cached or each.expects(request)
             each.observer.begin(request, is_whole=is_whole)
 
     def announce(self, schedule: Schedule) -> None:
@@ -98,11 +100,18 @@ class Speculation:
         drafts on a device. The checks must be resolved before tokens are emitted."""
         if self._is_idle:
             return self._empty_draft(len(schedule.requests)), ()
+        if self._takes_plain_step(schedule):
+            for drafter in self.drafters:
+                drafter.pass_step()
+            self._own_drafts = [None] * len(self.drafters)
+            return self._empty_draft(len(schedule.requests)), ()
         if self._watch and not schedule.num_prefill_tokens and self._watch.skips(schedule.num_decode_requests):
             self._own_drafts = [None] * len(self.drafters)
             return self._empty_draft(len(schedule.requests)), ()
         num_requests = len(schedule.requests)
-        so_far = Expected.of_plain(num_requests, sum(schedule.num_known))
+        num_rows = sum(schedule.num_known)
+        prompts_s = 0.0 if self._curve is None else self._curve.more_s(num_requests, num_rows - num_requests)
+        so_far = Expected(np.ones(num_requests), num_rows, draft_s=-prompts_s)
         self._own_drafts, checks = [], []
         for i, drafter in enumerate(self.drafters, 1):
             draft, check = drafter.propose(schedule, so_far)
@@ -115,6 +124,16 @@ class Speculation:
         if not drafts:
             return self._empty_draft(num_requests), checks
         return drafts[0] if len(drafts) == 1 else combine_drafts(drafts, schedule.budgets), checks
+
+    def _takes_plain_step(self, schedule: Schedule) -> bool:
+        """Whether nothing is drafted in this step, to measure it."""
+        if self._plain_steps is None:
+            return False
+        if schedule.num_prefill_tokens:
+            self._plain_steps.break_off()
+            return False
+        saved_share = max((each.budget.saved_share for each in self.drafters if each.budget is not None), default=0.0)
+        return self._plain_steps.takes(len(schedule.requests), saved_share)
 
     def _empty_draft(self, num_requests: int) -> Draft:
         """A draft without draft tokens. Made once for each number of requests: plain decoding has one in each step."""
@@ -142,13 +161,13 @@ class Speculation:
 
     def end_step(self, report: StepReport) -> None:
         """Learn from a step's times what the next ones will cost."""
+        has_asked = not self._is_idle and any(draft is not None for draft in self._own_drafts)
         if self._watch is not None:
-            self._watch.add(report)
+            self._watch.add(report, has_asked=has_asked)
         if self._curve is None:
             return
         seconds = report.target_s + report.other_s
         self._unsaved.append(report.draft_s + seconds)
-        has_asked = not self._is_idle and any(draft is not None for draft in self._own_drafts)
         self._num_plain = 0 if has_asked else self._num_plain + 1
         if self._is_idle and len(self._unsaved) < NUM_TOGETHER:
             return
@@ -158,9 +177,13 @@ class Speculation:
                 self._curve.add_empty(num_tokens, seconds)
             elif has_asked or self._num_plain > NUM_COLD:
                 self._curve.add(num_tokens, seconds)
+        num_drafts = sum(draft is not None and draft.num_nodes > 0 for draft in self._own_drafts)
+        accepted = report.accepted_per_request if num_drafts == 1 else {}  # else it is not known whose they were
         for drafter in self.drafters:
             if drafter.budget is not None:
-                drafter.budget.end_steps(self._unsaved, report.num_accepted)
+                drafter.budget.end_steps(self._unsaved, report.num_decode_requests, accepted)
+        if self._plain_steps is not None:
+            self._plain_steps.end_steps(sum(self._unsaved))
         self._unsaved.clear()
 
     def metrics(self) -> list[Counter | Gauge]:

@@ -1,0 +1,101 @@
+"""Remembers that none of a step's requests drafts, so that the next steps need not decide it again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from specdec_core.budget.cost_curve import CostCurve
+from specdec_core.contracts.proposer import RequestView
+
+SAME = 0.1
+"""Costs that have changed by less than this share change no decision that nothing is drafted."""
+NUM_MORE = 4
+"""Draft tokens whose cost is compared."""
+
+
+class Idle:
+    """For one proposer: which requests are off, and whether all of a step are.
+
+    group_of: of a request. Its estimates begin as those of its group, so what was decided for one new request of a
+        group holds for others, in a batch of the same size, until something is learned.
+    """
+
+    def __init__(self, curve: CostCurve, group_of: Callable[[RequestView], int]) -> None:
+        self._curve, self._group_of = curve, group_of
+        self._off: set[str] = set()  # ids of requests that do not draft
+        self._judged: set[str] = set()  # ids of those about which was decided
+        self._is_all_off = False
+        self._requests: Sequence[RequestView] | None = None  # of a step in which all were off
+        self._size, self._decided_by = 0, curve.seconds  # their number, and the costs then
+        self._costs = [0.0, 0.0]
+        self._new_off: set[tuple[int, int]] = set()  # groups and batch sizes: new requests like these are off
+
+    @property
+    def is_all_off(self) -> bool:
+        """Whether none of the requests about which was decided last drafts."""
+        return self._is_all_off
+
+    def is_off(self, request: RequestView) -> bool:
+        """A new request is not expected to draft either, while no other does."""
+        return request.id in self._off or (self._is_all_off and request.id not in self._judged)
+
+    def decide(self, requests: Sequence[RequestView], numbers: Sequence[int]) -> None:
+        """numbers: of draft tokens; 0: the request does not draft."""
+        for request, number in zip(requests, numbers, strict=True):
+            if request.id not in self._judged:
+                (self._new_off.discard if number else self._new_off.add)(self._kind(request, len(requests)))
+            (self._off.discard if number else self._off.add)(request.id)
+            self._judged.add(request.id)
+        self._is_all_off = not any(numbers)
+
+    def forget(self, request: RequestView) -> None:
+        self._off.discard(request.id)
+        self._judged.discard(request.id)
+        if self._requests is not None:  # all others are still off; an ended request must not be kept alive
+            self._requests = []
+
+    def begin(self, requests: Sequence[RequestView]) -> None:
+        """Note that none of a step's requests drafts."""
+        self._requests, self._decided_by = list(requests), self._curve.seconds
+        self._size, self._costs = len(requests), self._costs_of(len(requests))
+
+    def end(self) -> None:
+        """Note that the proposer is asked again."""
+        self._requests = None
+
+    def learned(self) -> None:
+        """Note that the estimates have changed."""
+        self._new_off.clear()
+
+    def goes_on(self, requests: Sequence[RequestView], *, is_prefill: bool) -> bool:
+        """Whether it is already decided that none of these requests drafts: only the costs of a step may change that,
+        or other requests. is_prefill: whether a prompt is read; a new request is decided on after that."""
+        if self._requests is None:
+            return False
+        if self._curve.seconds is not self._decided_by:
+            if not np.allclose(self._costs_of(self._size), self._costs, rtol=SAME):
+                self._new_off.clear()
+                return False
+            self._decided_by = self._curve.seconds
+        if requests == self._requests or (is_prefill and all(map(self.is_off, requests))):
+            return True
+        return not is_prefill and len(requests) == self._size and self._takes_over(requests)
+
+    def _takes_over(self, requests: Sequence[RequestView]) -> bool:
+        """Whether all of these requests are off, or new and like others that were. Then it is decided for them."""
+        for request in requests:
+            known = request.id in self._judged
+            if request.id not in self._off if known else self._kind(request, len(requests)) not in self._new_off:
+                return False
+        self.decide(requests, [0] * len(requests))
+        self._requests = list(requests)
+        return True
+
+    def _kind(self, request: RequestView, size: int) -> tuple[int, int]:
+        return self._group_of(request), size
+
+    def _costs_of(self, number: int) -> list[float]:
+        """The seconds of a plain step of so many requests, and of one with a few draft tokens."""
+        return [self._curve.at(number), self._curve.at(number + NUM_MORE)]

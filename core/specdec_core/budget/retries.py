@@ -1,0 +1,85 @@
+"""When requests that do not draft are tried again: so often that it takes a fixed share of the time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from specdec_core.budget.cost_curve import NUM_COLD
+from specdec_core.budget.debt import Debt
+
+TIME_SHARE = 0.01
+NUM_TOKENS, MOST_TOGETHER = 4, 4
+"""Draft tokens of a request that is tried again, and how many requests are in a step."""
+OUTLIER = 4.0
+"""A retry that took longer than this many times what was expected was interrupted, and counts as that."""
+
+
+class Retries:
+    """Chooses which requests are tried again, and counts what that costs: drafting, a slower forward pass, and slower
+    plain steps after it, less the time that accepted draft tokens save. A retry that gains is followed by others at
+    once, until the estimates have changed.
+
+    Attribute: number, of the requests that are tried again in this step.
+    """
+
+    def __init__(self) -> None:
+        self._debt = Debt(TIME_SHARE)
+        self._ids: list[str] = []  # of the requests that are tried again in this step
+        self._is_whole = False  # no other request drafts in this step
+        self._next = 0  # the first of the next ones, among those that are off
+        self._expected_s = 0.0  # of this step's
+        self._cold_left = 0  # plain steps after the last one that may take longer
+
+    @property
+    def number(self) -> int:
+        return len(self._ids)
+
+    @property
+    def is_due(self) -> bool:
+        return self._debt.is_paid
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self._ids, self._expected_s = [], 0.0
+
+    def choose(self, ids: Sequence[str], limits: Sequence[int], numbers: list[int]) -> list[int]:
+        """Return the numbers of draft tokens together with those of requests that are tried again, if it is time. Not
+        all at once: what some show tells of the others, too, and those that were not observed yet cost more.
+
+        ids, limits: of the requests, and the most draft tokens of each. numbers: of draft tokens; 0: it is off.
+        """
+        if all(numbers) or not self.is_due:
+            return numbers
+        off = [i for i, number in enumerate(numbers) if not number]
+        first = self._next % len(off)
+        tried = (off[first:] + off[:first])[:MOST_TOGETHER]
+        self._next, self._ids, self._is_whole = first + len(tried), [ids[i] for i in tried], len(off) == len(numbers)
+        return [
+            min(limit, NUM_TOKENS) if i in tried else number
+            for i, (number, limit) in enumerate(zip(numbers, limits, strict=True))
+        ]
+
+    def expect(self, seconds: float) -> None:
+        """seconds: what the step's retries take."""
+        self._expected_s = seconds
+
+    def end_steps(
+        self, seconds: Sequence[float], plain_s: float, accepted: Mapping[str, int], num_requests: int
+    ) -> None:
+        """Count steps, the last of which may have had retries.
+
+        seconds: of each. plain_s: of a plain step. accepted: of the last step, {request id: accepted draft tokens};
+        empty if it is not known whose they were. num_requests: of the last step.
+        """
+        self._debt.pay(sum(seconds))
+        if self._expected_s:
+            lost_s = self._expected_s
+            if self._is_whole:
+                lost_s = min(max(lost_s, seconds[-1] - plain_s), OUTLIER * lost_s)
+            num_accepted = sum(accepted.get(request_id, 0) for request_id in self._ids)
+            self._debt.add(max(0.0, lost_s - num_accepted * plain_s / num_requests))
+            self._expected_s, self._cold_left = 0.0, NUM_COLD
+        elif self._cold_left > 0:
+            self._cold_left -= len(seconds)
+            longer = [each_s - plain_s for each_s in seconds if each_s < 2 * plain_s]  # others have prefill, or drafts
+            self._debt.add(max(0.0, sum(longer)))

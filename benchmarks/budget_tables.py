@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from specdec_tools.advice import SLOWER
+from specdec_tools.tune import Setting
+
 KINDS = {"code": "new code", "edits": "edits of code", "text": "articles", "random": "random tokens", "mix": "a mix"}
 
 
@@ -20,30 +23,39 @@ def _column(temperature: float, batch_size: int) -> str:
     return f"{'greedy' if not temperature else f'temperature {temperature:g}'}, batch {batch_size}"
 
 
+def _cell(row: dict[str, Any]) -> tuple[str, str, float, int]:
+    return row["method"], row["prompts"], row["temperature"], row["batch_size"]
+
+
+def final_rows(record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of `default_settings.py`'s record. Those that were repeated replace the first ones."""
+    return [*{_cell(row): row for row in [*record["rows"], *record["repeated"]]}.values()]
+
+
 def default_settings(record: dict[str, Any]) -> str:
     """A row for each method and kind of prompt: medians with their intervals, by temperature and batch size."""
-    cells = {
-        (row["method"], row["prompts"], row["temperature"], row["batch_size"]): row
-        for row in [*record["rows"], *record["repeated"]]  # what was repeated replaces the first
-    }
+    cells = {_cell(row): row for row in final_rows(record)}
     tables: dict[tuple[tuple[float, int], ...], dict[tuple[str, str], list[str]]] = {}
     for method, prompts in sorted({key[:2] for key in cells}):
         columns = tuple(sorted(key[2:] for key in cells if key[:2] == (method, prompts)))
         found = [cells[method, prompts, *column] for column in columns]
         shown = [f"{cell['median']:.2f} ({cell['low']:.2f}, {cell['high']:.2f})" for cell in found]
         tables.setdefault(columns, {})[method, prompts] = shown
-    lines = [_about(record)]
+    about = [_about(record), "Medians of the rounds' ratios (95 % interval of the ratios' geometric mean)."]
+    if num_repeated := len(record["repeated"]):
+        about.append(f"The lowest, {num_repeated} of {len(cells)}, were measured again, in more rounds.")
+    lines = [" ".join(about)]
     for columns, rows in tables.items():
         heads = ["speed-up", *(_column(*column) for column in columns)]
         body = [[f"`{method}`, {KINDS[prompts]}", *shown] for (method, prompts), shown in rows.items()]
         lines += ["", *_table(heads, body)]
     medians = sorted(row["median"] for row in cells.values())
-    num_below = sum(row["high"] < 0.97 for row in cells.values())
+    num_below = sum(row["high"] < SLOWER for row in cells.values())
     lines += [
         "",
         (
             f"Of {len(cells)} medians the lowest is {medians[0]:.2f}; {sum(m >= 1 for m in medians)} are 1 or more. "
-            f"The whole interval is below 0.97 in {num_below}."
+            f"The whole interval is below {SLOWER:g} in {num_below}."
         ),
     ]
     return "\n".join(lines)
@@ -110,12 +122,7 @@ def tuned(record: dict[str, Any]) -> str:
     rows = []
     for row in record["rows"]:
         where = f"{KINDS[row['prompts']]}, {_column(row['temperature'], row['batch_size'])}"
-        chosen = "plain decoding" if row["chosen"] is None else _named(row["chosen"])
+        chosen = "plain decoding" if row["chosen"] is None else Setting(row["chosen"]).name
         fastest = f"{row['fastest']} ({row['speed_up'][row['fastest']]:.2f})"
         rows.append([where, f"{chosen} ({row['speed_up']['chosen']:.2f})", fastest, f"{row['of_fastest']:.2f}"])
     return "\n".join([_about(record), "", *_table(["prompts", "chosen", "fastest", "chosen / fastest"], rows)])
-
-
-def _named(config: dict[str, Any]) -> str:
-    method = config["method"] if isinstance(config["method"], str) else " + ".join(config["method"])
-    return ", ".join([method, *(f"{key}={value}" for key, value in config.items() if key != "method")])

@@ -5,7 +5,7 @@
 Each cell is a method, a kind of prompt, a temperature and a batch size. In each round, the same prompts are decoded
 plainly and with the method, in turn, some tokens at a time (interleaved.py). A cell's figure is the median of the
 ratios of tokens per second, with a 95 % confidence interval of their geometric mean. The cells with the lowest medians
-are repeated with more rounds.
+are repeated with more rounds, which count instead of the first ones.
 """
 
 from __future__ import annotations
@@ -22,15 +22,17 @@ from statistics import geometric_mean, mean, median, stdev
 from typing import Any
 
 import heldout
+from budget_tables import final_rows
 from interleaved import run_interleaved
 from measuring import RESULTS, command, machine, write
 from prompts import edit_prompts
 
 from specdec_core import LLM
+from specdec_tools.advice import SLOWER
 
 METHODS: dict[str, dict[str, Any]] = {
     "ngram": {},
-    # Every round has the same prompts: the cache would find the outputs of the round before.
+    # A round may have the same prompt several times: the cache would find its output.
     "suffix": {"suffix_decoding_max_cached_requests": 0},
     "draft_model": {},
     "eagle3": {},
@@ -42,15 +44,18 @@ TEMPERATURES = (0.0, 1.0)
 MOST_BATCHES, FEWEST_PROMPTS = 4, 16
 """Of a round: batches until there are enough prompts, so that rounds of small batches are not too short."""
 NUM_REPEATED, REPEATED_ROUNDS = 10, 15
-SLOWER = 0.97
-"""Cells whose whole interval lies below this ratio count as slower than plain decoding."""
 STUDENT = {5: 2.776, 15: 2.145}
 """The 97.5 % quantile of Student's t distribution, by number of rounds."""
 
 
+def distinct_texts(kind: str) -> list[str]:
+    """The prompts of a kind. text: articles of Python's documentation."""
+    return {"code": [*heldout.texts()], "edits": [*edit_prompts().values()], "text": _articles()}[kind]
+
+
 def texts_of(kind: str) -> Iterator[str]:
-    """The prompts of a kind, without end. text: articles of Python's documentation."""
-    return cycle({"code": [*heldout.texts()], "edits": [*edit_prompts().values()], "text": _articles()}[kind])
+    """The prompts of a kind, over and over, without end."""
+    return cycle(distinct_texts(kind))
 
 
 def _articles() -> list[str]:
@@ -109,6 +114,18 @@ def is_cell(row: dict[str, Any], cell: dict[str, Any]) -> bool:
     return all(row[key] == cell[key] for key in cell)
 
 
+def overall(record: dict[str, Any]) -> dict[str, Any]:
+    """num_slower: cells whose whole interval lies below SLOWER."""
+    rows = final_rows(record)
+    medians = [row["median"] for row in rows]
+    return {
+        "median": median(medians),
+        "geometric_mean": round(geometric_mean(medians), 3),
+        "lowest": min(medians),
+        "num_slower": sum(row["high"] < SLOWER for row in rows),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
@@ -120,7 +137,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "default_settings.json")
     args = parser.parse_args()
     record: dict[str, Any] = {"command": command("default_settings.py"), "machine": machine(), "rows": []}
-    record |= {"max_tokens": args.max_tokens, "options": args.options}
+    record |= {"max_tokens": args.max_tokens, "options": args.options, "repeated": []}
     with LLM(args.model, disable_log_stats=True) as plain:
 
         def measure(cells: list[dict[str, Any]], rounds: int, add: Callable[[dict[str, Any]], None]) -> None:
@@ -139,13 +156,8 @@ def main() -> None:
         if not args.where:
             worst = sorted(record["rows"], key=lambda row: row["median"])[:NUM_REPEATED]
             again = [next(cell for cell in cells if is_cell(row, cell)) for row in worst]
-            record["repeated"] = []
             measure(again, REPEATED_ROUNDS, record["repeated"].append)
-    medians = [row["median"] for row in record["rows"]]
-    record["median"], record["geometric_mean"] = median(medians), round(geometric_mean(medians), 3)
-    record["lowest"] = min(medians)
-    record["num_slower"] = sum(row["high"] < SLOWER for row in record["rows"])
-    write(record, args.out)
+    write(record | overall(record), args.out)
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ from interleaved import Timed, run_interleaved
 from measuring import RESULTS, command, machine, write
 
 from specdec_core import LLM
+from specdec_tools.tune import NUMBERS
 
-NUMBERS = (1, 2, 3, 5, 8)
 NAMES = ("ngram", "eagle3")
 KINDS, TEMPERATURES, BATCHES = ("code", "text"), (0.0, 1.0), (1, 8, 64)
 PLAIN, DEFAULT = "plain", "default"

@@ -4,7 +4,8 @@
 
 In each cell, `tune` chooses by every other prompt of a kind. All settings that it tries then decode the other prompts,
 each beside plain decoding; the fastest of them, and the chosen one, do so again, in turn. A figure is the ratio of the
-chosen setting's tokens per second to those of the fastest.
+chosen setting's tokens per second to those of the fastest. No prompt comes twice, and what a method remembers is
+forgotten before each round: it never finds the output of the same prompt.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack
-from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from default_settings import texts_of
+import heldout
+from default_settings import distinct_texts
 from interleaved import run_interleaved
 from measuring import RESULTS, command, machine, write
 
@@ -38,9 +39,23 @@ class Cell(NamedTuple):
 
 CELLS = (Cell("code", 0.0, 1), Cell("edits", 0.0, 8), Cell("text", 1.0, 1), Cell("edits", 1.0, 1))
 NUM_PROMPTS = 32
-"""Half of them for `tune`. Some kinds have fewer, which are then repeated."""
+"""At most, of a kind. Half of them are for `tune`."""
 NUM_FASTEST = 4
 PLAIN, CHOSEN = "plain", "chosen"
+
+
+def texts_of(kind: str) -> list[str]:
+    """Distinct texts. edits: few, so that copying held-out code is added."""
+    copies = [f"# Task: repeat the code unchanged\n{code}\n# Result:\n" for code in heldout.texts()]
+    return [*distinct_texts(kind), *(copies if kind == "edits" else [])][:NUM_PROMPTS]
+
+
+def halves(cell: Cell) -> tuple[list[str], list[str]]:
+    """The texts for `tune`, and other ones to measure its choice by."""
+    texts = texts_of(cell.prompts)
+    assert len(set(texts)) == len(texts), f"{cell.prompts}: a text comes twice"
+    assert len(texts) >= 2 * cell.batch_size, f"{cell.prompts}: too few for two batches of {cell.batch_size}"
+    return texts[::2], texts[1::2]
 
 
 def tune(model: str, cell: Cell, texts: list[str], folder: Path) -> dict[str, Any] | None:
@@ -74,18 +89,17 @@ def speed_ups(
 
 
 def measure(model: str, cell: Cell, rounds: int, max_tokens: int) -> dict[str, Any]:
-    texts = [*islice(texts_of(cell.prompts), NUM_PROMPTS)]
+    seen, unseen = halves(cell)
     with tempfile.TemporaryDirectory() as folder:
-        chosen = tune(model, cell, texts[::2], Path(folder))
+        chosen = tune(model, cell, seen, Path(folder))
     tried, _ = settings(ModelOptions({"model": model, "speculative_config": None}, ()))
     configs = {each.name: each.config for each in tried}
     first = {
-        name: speed_ups(model, {name: config}, cell, texts[1::2], 1, max_tokens)[name]
-        for name, config in configs.items()
+        name: speed_ups(model, {name: config}, cell, unseen, 1, max_tokens)[name] for name, config in configs.items()
     }
     fastest = sorted(first, key=first.__getitem__, reverse=True)[:NUM_FASTEST]
     again = speed_ups(
-        model, {**{name: configs[name] for name in fastest}, CHOSEN: chosen}, cell, texts[1::2], rounds, max_tokens
+        model, {**{name: configs[name] for name in fastest}, CHOSEN: chosen}, cell, unseen, rounds, max_tokens
     )
     best = max(again, key=again.__getitem__)
     return {

@@ -1,14 +1,22 @@
 """The benchmark figures in the README equal those in the benchmarks' result files."""
 
+import json
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
+import budget_tables
+import default_settings
 import readme
+import tuned
+
+from specdec_tools.tune import Setting
 
 ROOT = Path(__file__).parents[1]
 
@@ -138,3 +146,210 @@ def test_what_was_not_measured_yet_is_left_out(tmp_path: Path, monkeypatch: pyte
     result.unlink()
     with pytest.raises(FileNotFoundError):
         readme.main()
+
+
+MACHINE = {"command": "it", "machine": {"processor": "one", "threads": 2}}
+ABOUT = "2 threads of one: `it`."
+INTERVALS = "Medians of the rounds' ratios (95 % interval of the ratios' geometric mean)."
+
+
+def cell(prompts: str, temperature: float, batch_size: int, **figures: Any) -> dict[str, Any]:
+    return {"prompts": prompts, "temperature": temperature, "batch_size": batch_size, **figures}
+
+
+def interval(method: str, where: dict[str, Any], middle: float, low: float, high: float) -> dict[str, Any]:
+    return {"method": method, **where, "median": middle, "low": low, "high": high}
+
+
+def of_default_settings() -> dict[str, Any]:
+    """A record of two methods, one of them in more cells. One cell was slower, but not when it was repeated."""
+    return {
+        **MACHINE,
+        "rows": [
+            interval("suffix", cell("edits", 1.0, 8), 0.9, 0.85, 0.96),
+            interval("suffix", cell("edits", 0.0, 1), 2.0, 1.9, 2.104),
+            interval("suffix", cell("code", 0.0, 1), 1.1, 1.0, 1.2),
+            interval("suffix", cell("code", 1.0, 8), 0.95, 0.93, 0.969),
+            interval("eagle", cell("random", 0.0, 1), 0.985, 0.97, 1.0),
+        ],
+        "repeated": [interval("suffix", cell("edits", 1.0, 8), 0.99, 0.98, 1.01)],
+    }
+
+
+def test_default_settings_are_shown() -> None:
+    assert budget_tables.default_settings(of_default_settings()).splitlines() == [
+        f"{ABOUT} {INTERVALS} The lowest, 1 of 5, were measured again, in more rounds.",
+        "",
+        "| speed-up | greedy, batch 1 |",
+        "|---|---|",
+        "| `eagle`, random tokens | 0.98 (0.97, 1.00) |",
+        "",
+        "| speed-up | greedy, batch 1 | temperature 1, batch 8 |",
+        "|---|---|---|",
+        "| `suffix`, new code | 1.10 (1.00, 1.20) | 0.95 (0.93, 0.97) |",
+        "| `suffix`, edits of code | 2.00 (1.90, 2.10) | 0.99 (0.98, 1.01) |",
+        "",
+        "Of 5 medians the lowest is 0.95; 2 are 1 or more. The whole interval is below 0.97 in 1.",
+    ]
+    record = of_default_settings() | {"repeated": []}
+    about, *_, last = budget_tables.default_settings(record).splitlines()
+    assert about == f"{ABOUT} {INTERVALS}"
+    assert last == "Of 5 medians the lowest is 0.90; 2 are 1 or more. The whole interval is below 0.97 in 2."
+
+
+def test_what_was_repeated_counts_instead() -> None:
+    record = of_default_settings()
+    rows = budget_tables.final_rows(record)
+    assert rows == [record["repeated"][0], *record["rows"][1:]]
+    figures = default_settings.overall(record)
+    assert figures == {"median": 0.99, "geometric_mean": 1.153, "lowest": 0.95, "num_slower": 1}
+
+
+@pytest.mark.parametrize(("where", "num_repeated"), [({}, 10), ({"batch_size": 8}, 0)])
+def test_records_say_what_was_repeated(
+    where: dict[str, Any], num_repeated: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure_cell(plain: Any, llm: Any, where: dict[str, Any], max_tokens: int, rounds: int) -> dict[str, Any]:
+        ratio = 0.9 if rounds == 5 else 1.25
+        return {**where, **default_settings.summary([ratio] * rounds)}
+
+    monkeypatch.setattr(default_settings, "LLM", lambda *_, **__: nullcontext())
+    monkeypatch.setattr(default_settings, "measure_cell", measure_cell)
+    out, options = tmp_path / "found.json", ["--only", "ngram", "--where", json.dumps(where)]
+    monkeypatch.setattr(sys, "argv", ["default_settings.py", *options, "--out", str(out)])
+    default_settings.main()
+    record = json.loads(out.read_text())
+    num_rows = len(record["rows"])
+    assert num_rows == (24 if not where else 8)
+    assert len(record["repeated"]) == num_repeated
+    assert record["num_slower"] == num_rows - num_repeated
+    assert f"below 0.97 in {num_rows - num_repeated}." in budget_tables.default_settings(record)
+
+
+def test_fixed_numbers_are_shown() -> None:
+    ngram = {"default": 1.204, "1": 1.1, "3": 1.25, "8": 0.7}
+    eagle = {"default": 1.0, "1": 0.9, "3": 0.8, "8": 0.5}
+    rates = {"default": 0.8, "1": 0.7, "3": 0.456, "8": 0.1}
+    record = {
+        **MACHINE,
+        "rows": [
+            {"method": "ngram"} | cell("code", 0.0, 1, speed_up=ngram, best=3, of_best=0.963, acceptance_rate=rates),
+            {"method": "eagle3"}
+            | cell("text", 0.5, 64, speed_up=eagle, best=1, of_best=1.111, acceptance_rate=rates | {"3": None}),
+        ],
+    }
+    assert budget_tables.fixed_numbers(record).splitlines() == [
+        ABOUT,
+        "",
+        "| drafts | prompts |  | default | best fixed number | default / best | acceptance rate of 3 |",
+        "|---|---|---|---|---|---|---|",
+        "| `ngram` | new code | greedy, batch 1 | 1.20 | 1.25 (3) | 0.96 | 46% |",
+        "| `eagle3` | articles | temperature 0.5, batch 64 | 1.00 | 0.90 (1) | 1.11 | - |",
+    ]
+
+
+def test_methods_that_draft_together_are_shown() -> None:
+    tokens, speeds = {"suffix": 2.0, "eagle3": 1.5, "both": 2.345}, {"suffix": 1.8, "eagle3": 0.9, "both": 1.75}
+    of_plain = {"plain": 1.0}
+    record = {
+        **MACHINE,
+        "methods": ["suffix", "eagle3"],
+        "num_speculative_tokens": 8,
+        "rows": [
+            {"number": "fixed"} | cell("mix", 1.0, 8, tokens_per_pass=of_plain | tokens, speed_up=of_plain | speeds),
+            {"number": "default"}
+            | cell("edits", 0.0, 1, tokens_per_pass=of_plain | tokens, speed_up=of_plain | speeds),
+        ],
+    }
+    assert budget_tables.combined(record).splitlines() == [
+        ABOUT,
+        "",
+        "| tokens per forward pass, 8 draft tokens | `suffix` | `eagle3` | both |",
+        "|---|---|---|---|",
+        "| a mix, temperature 1 | 2.00 | 1.50 | 2.35 |",
+        "",
+        "| speed-up with default settings | `suffix` | `eagle3` | both |",
+        "|---|---|---|---|",
+        "| edits of code, greedy, batch 1 | 1.80 | 0.90 | 1.75 |",
+    ]
+
+
+def test_calibration_is_shown() -> None:
+    rows = [
+        {"method": "ngram", "temperature": 0.0, "num_nodes": 20012, "expected_calibration_error": 0.0126},
+        {"method": "eagle3, chosen", "temperature": 1.0, "num_nodes": 999, "expected_calibration_error": 0.1},
+    ]
+    assert budget_tables.calibration({**MACHINE, "rows": rows}).splitlines() == [
+        ABOUT,
+        "",
+        "| drafts | temperature | draft tokens | expected calibration error |",
+        "|---|---|---|---|",
+        "| ngram | 0 | 20,012 | 0.013 |",
+        "| eagle3, chosen | 1 | 999 | 0.100 |",
+    ]
+
+
+def test_the_cost_of_drafting_that_is_off_is_shown() -> None:
+    rows = [
+        {"step": "decode", "batch_size": 64, "plain_ms": 12.345, "ratio": 1.0042},
+        {"step": "prefill of 512 tokens", "batch_size": 1, "plain_ms": 3.0, "ratio": 0.9996},
+    ]
+    assert budget_tables.off_cost({**MACHINE, "rows": rows}).splitlines() == [
+        ABOUT,
+        "",
+        "| step | plain, ms | off / plain |",
+        "|---|---|---|",
+        "| decode, batch 64 | 12.35 | 1.004 |",
+        "| prefill of 512 tokens, batch 1 | 3.00 | 1.000 |",
+    ]
+
+
+def test_what_tune_chooses_is_shown() -> None:
+    fixed, both = {"method": "ngram", "num_speculative_tokens": 3}, {"method": ["suffix", "eagle3"]}
+    name = "ngram, num_speculative_tokens=3"
+    speed_ups = [{"suffix": 1.5, "chosen": 1.47}, {name: 1.02, "chosen": 1.0}, {"suffix + eagle3": 1.2, "chosen": 1.21}]
+    record = {
+        **MACHINE,
+        "rows": [
+            cell("code", 0.0, 1, chosen=fixed, speed_up=speed_ups[0], fastest="suffix", of_fastest=0.98),
+            cell("text", 1.0, 1, chosen=None, speed_up=speed_ups[1], fastest=name, of_fastest=0.98),
+            cell("edits", 0.0, 8, chosen=both, speed_up=speed_ups[2], fastest="chosen", of_fastest=1.0),
+        ],
+    }
+    assert budget_tables.tuned(record).splitlines() == [
+        ABOUT,
+        "",
+        "| prompts | chosen | fastest | chosen / fastest |",
+        "|---|---|---|---|",
+        f"| new code, greedy, batch 1 | {name} (1.47) | suffix (1.50) | 0.98 |",
+        f"| articles, temperature 1, batch 1 | plain decoding (1.00) | {name} (1.02) | 0.98 |",
+        "| edits of code, greedy, batch 8 | suffix + eagle3 (1.21) | chosen (1.21) | 1.00 |",
+    ]
+
+
+def test_tune_is_judged_by_prompts_that_it_has_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: dict[str, list[list[str]]] = {"tune": [], "measured": []}
+
+    def tune(model: str, where: tuned.Cell, texts: list[str], folder: Path) -> dict[str, Any]:
+        used["tune"].append(texts)
+        return {"method": "ngram"}
+
+    def speed_ups(
+        model: str, configs: dict[str, Any], where: tuned.Cell, texts: list[str], *_: int
+    ) -> dict[str, float]:
+        used["measured"].append(texts)
+        return dict.fromkeys(configs, 1.5)
+
+    monkeypatch.setattr(tuned, "tune", tune)
+    monkeypatch.setattr(tuned, "speed_ups", speed_ups)
+    monkeypatch.setattr(tuned, "settings", lambda _: ([Setting({"method": "ngram"})], {}))
+    for where in tuned.CELLS:
+        used["tune"], used["measured"] = [], []
+        tuned.measure("tiny", where, 1, 1)
+        (seen,), (unseen, *others) = used["tune"], used["measured"]
+        assert all(other == unseen for other in others)
+        assert len({*seen, *unseen}) == len(seen) + len(unseen) <= tuned.NUM_PROMPTS
+        assert min(len(seen), len(unseen)) >= where.batch_size
+    monkeypatch.setattr(tuned, "distinct_texts", lambda kind: ["a", "b", "a"])
+    with pytest.raises(AssertionError, match="code: a text comes twice"):
+        tuned.halves(tuned.Cell("code", 0.0, 1))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,7 +16,7 @@ from rich.table import Table
 from tqdm import tqdm
 
 from specdec_core.cli.options import ModelCommand, ModelOptions, model_options
-from specdec_core.cli.screen import cell, make_console
+from specdec_core.cli.screen import cell, counted, make_console
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.errors import ConfigError, SpecdecError
 from specdec_core.plugins import Plugins
@@ -32,7 +33,7 @@ KEPT = 1 / 3
 FEWEST = 3
 WARM_UP = "a = 1"
 HIGHER = 4
-"""The higher load has so many times as many requests at once, if there are as many prompts."""
+"""The higher load has so many times as many requests at once, or as many as there are prompts."""
 MARGIN = 1.03
 """A method that decides itself how much to draft is chosen unless another setting is faster by more than this."""
 
@@ -50,6 +51,11 @@ class Setting:
         methods = self.config["method"]
         others = [f"{key}={value}" for key, value in self.config.items() if key != "method"]
         return ", ".join([methods if isinstance(methods, str) else " + ".join(methods), *others])
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether nothing but the method is given, so that the engine decides how much is drafted."""
+        return set(self.config) == {"method"}
 
     @property
     def speed_up(self) -> float:
@@ -119,28 +125,43 @@ def try_all(
     options: ModelOptions, plain: TimedModel, tried: Sequence[Setting], trial: Trial, num_runs: int
 ) -> list[Setting]:
     """Measure settings, in rounds that leave fewer and measure more of the prompts (successive halving; Jamieson and
-    Talwalkar 2016). Returns those of the last round, the fastest first."""
-    left, size = list(tried), NUM_FIRST
-    while len(left) > FEWEST and size < len(trial.batches):
-        _measure(options, plain, left, trial.first(size), 1)
-        left = _best(left, max(FEWEST, round(KEPT * len(left))))
+    Talwalkar 2016). Returns those of the last round, the fastest first.
+
+    Settings with which the engine decides how much is drafted skip the rounds of few prompts: there it would still be
+    measuring what drafts cost. Many of them have a round of their own, of all prompts.
+    """
+    adaptive = [each for each in tried if each.is_adaptive]
+    fixed = [each for each in tried if not each.is_adaptive]
+    size = NUM_FIRST
+    while len(fixed) > FEWEST and size < len(trial.batches):
+        _measure(options, plain, fixed, trial.first(size), 1)
+        fixed = _better(fixed)
         size *= 2
+    if len(adaptive) > FEWEST and len(trial.batches) > NUM_FIRST:
+        _measure(options, plain, adaptive, trial, 1)
+        adaptive = _better(adaptive)
+    left = [*adaptive, *fixed]
     for setting in left:
         setting.ratios.clear()
         setting.acceptance_lengths.clear()
     _measure(options, plain, left, trial, num_runs)
-    return _best(left, len(left))
+    return _fastest_first(left)
 
 
 def _preferred(found: Sequence[Setting]) -> Setting:
-    """The fastest setting or, if that may be by chance, the fastest one of those without a fixed number. found: the
-    fastest first."""
-    adaptive = [each for each in found if set(each.config) == {"method"}]
+    """The fastest setting or, if that may be by chance, the fastest one of those without a fixed number that are faster
+    than plain decoding. found: the fastest first."""
+    adaptive = [each for each in found if each.is_adaptive and each.speed_up > 1]
     return adaptive[0] if adaptive and adaptive[0].speed_up * MARGIN >= found[0].speed_up else found[0]
 
 
-def _best(given: Sequence[Setting], number: int) -> list[Setting]:
-    return sorted(given, key=lambda setting: setting.speed_up, reverse=True)[:number]
+def _fastest_first(given: Sequence[Setting]) -> list[Setting]:
+    return sorted(given, key=lambda setting: setting.speed_up, reverse=True)
+
+
+def _better(given: Sequence[Setting]) -> list[Setting]:
+    """Those that a round leaves."""
+    return _fastest_first(given)[: max(FEWEST, round(KEPT * len(given)))]
 
 
 def _measure(options: ModelOptions, plain: TimedModel, given: Sequence[Setting], trial: Trial, num_runs: int) -> None:
@@ -189,7 +210,8 @@ def command(
     """Find the fastest way to speculate for a model, prompts and a number of requests at once.
 
     Every installed method that the model has a draft for is tried, with its defaults and with fixed numbers of draft
-    tokens, alone and together. The prompts should be like those that will be served.
+    tokens, alone and together. The prompts should be like those that will be served, and at least as many as run at
+    once.
     """
     if options.speculative_config is not None:
         raise ConfigError("tune chooses the method by itself: leave out --method, and speculative_config of --config")
@@ -204,42 +226,56 @@ def command(
         console.print(f"{name} is not tried: {reason}", style="dim", markup=False)
     if not tried:
         raise ConfigError("no installed method can draft for this model: see the reasons above")
-    plain = TimedModel.load(options)
-    found = try_all(options, plain, tried, Trial(_batches(texts, batch_size), params), runs)
     # No prompt comes twice: a method that remembers outputs would find them.
-    num_higher = min(batch_size * HIGHER, len(texts))
-    at_higher = [Setting(each.config) for each in found]
+    size = min(batch_size, len(texts))
+    num_higher = min(size * HIGHER, len(texts))
+    for line in _too_few(len(texts), batch_size):
+        console.print(line, style="yellow", markup=False)
+    plain = TimedModel.load(options)
+    found = try_all(options, plain, tried, Trial(_batches(texts, size), params), runs)
+    at_higher = [Setting(each.config) for each in found] if num_higher > size else []
     _measure(options, plain, at_higher, Trial(_batches(texts, num_higher), params), 1)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for head in (
-        "configuration",
-        f"speed-up, {batch_size} at once",
-        "acceptance length",
-        f"{num_higher} at once",
-    ):
+    heads = ["configuration", f"speed-up, {size} at once", "acceptance length"]
+    for head in [*heads, f"{num_higher} at once"] if at_higher else heads:
         table.add_column(head, justify="left" if head == "configuration" else "right")
-    for each, higher in zip(found, at_higher, strict=True):
-        length = f"{median(each.acceptance_lengths):.2f}"
-        table.add_row(cell(each.name), f"{each.speed_up:.2f}", length, f"{higher.speed_up:.2f}")
+    for each, higher in zip_longest(found, at_higher):
+        shown = [f"{each.speed_up:.2f}", f"{median(each.acceptance_lengths):.2f}"]
+        table.add_row(cell(each.name), *shown, *([f"{higher.speed_up:.2f}"] if higher else []))
     console.print(table)
     best = _preferred(found)
     chosen = dict(options.keywords) | {"speculative_config": best.config if best.speed_up > 1 else None}
-    console.print(_said(best, batch_size, at_higher, num_higher), markup=False)
+    console.print(_said(best, size, at_higher, num_higher), markup=False)
     if output is not None:
         write_text("--output", output, json.dumps(_without_none(chosen), indent=2) + "\n")
         console.print(f"written to {output}: spec-decode bench --config {output}", markup=False)
 
 
 def _batches(texts: Sequence[str], size: int) -> list[list[str]]:
-    return [list(texts[i : i + size]) for i in range(0, len(texts), size)]
+    """Batches of exactly this size: a smaller one, of the texts left over, would count as a different load."""
+    return [list(texts[i : i + size]) for i in range(0, len(texts) - size + 1, size)]
 
 
-def _said(best: Setting, batch_size: int, at_higher: Sequence[Setting], num_higher: int) -> str:
-    """What to do, and at a higher load."""
+def _too_few(num_prompts: int, batch_size: int) -> Iterator[str]:
+    """Yield what cannot be measured with so many prompts."""
+    more = "give more with --prompts"
+    if num_prompts < batch_size:
+        yield f"--batch-size {batch_size} needs as many prompts, and there are {num_prompts}: these run at once, {more}"
+    elif left_over := num_prompts % batch_size:
+        are = "is" if left_over == 1 else "are"
+        yield f"{left_over} of {num_prompts} prompts {are} left out, too few for another batch of {batch_size}"
+    if num_prompts <= batch_size:
+        yield f"a higher load than {counted(num_prompts, 'prompt')} at once is not tried: {more}"
+
+
+def _said(best: Setting, size: int, at_higher: Sequence[Setting], num_higher: int) -> str:
+    """What to do, and at a higher load, if one was measured."""
     if best.speed_up <= 1:
-        text = f"With {batch_size} at once, decode plainly: no setting was faster."
+        text = f"With {size} at once, decode plainly: no setting was faster."
     else:
-        text = f"With {batch_size} at once, use {json.dumps(best.config)}: {best.speed_up:.2f} times as fast."
+        text = f"With {size} at once, use {json.dumps(best.config)}: {best.speed_up:.2f} times as fast."
+    if not at_higher:
+        return text
     top = max(at_higher, key=lambda setting: setting.speed_up)
     what = f"{top.name}, {top.speed_up:.2f} times as fast" if top.speed_up > 1 else "plain decoding"
     return f"{text} With {num_higher}: {what}."

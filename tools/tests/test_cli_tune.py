@@ -72,6 +72,17 @@ def test_a_methods_own_choice_is_preferred(prompts: str, timed: Any, monkeypatch
     assert tune._preferred(found) is found[0]
 
 
+def test_a_methods_own_choice_is_not_preferred_if_it_is_slower_than_plain_decoding(
+    timed: Any, prompts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.FAST", {"ngram": 0.995, "ngram, num_speculative_tokens=3": 1.02})
+    output = tmp_path / "best.json"
+    result = invoke("--prompts", prompts, "--output", str(output))
+    assert "no setting was faster" not in result.output
+    expected = {"method": "ngram", "num_speculative_tokens": 3}
+    assert json.loads(output.read_text(encoding="utf-8"))["speculative_config"] == expected
+
+
 def test_no_prompt_comes_twice_at_the_higher_load(prompts: str, monkeypatch: pytest.MonkeyPatch) -> None:
     trials: list[Trial] = []
 
@@ -86,6 +97,28 @@ def test_no_prompt_comes_twice_at_the_higher_load(prompts: str, monkeypatch: pyt
     assert result.exit_code == 0, result.output
     assert trials[-1].batches == [["x = 1", "x = 1", "y = 2"]]
     assert "With 3: plain decoding" in result.output
+    assert "needs as many" not in result.output
+
+
+def test_as_many_run_at_once_as_it_says(timed: list[tuple[str, int]], prompts: str) -> None:
+    result = invoke("--prompts", prompts, "--batch-size", "8")
+    assert "--batch-size 8 needs as many prompts, and there are 3: these run at once, give more" in result.output
+    assert "a higher load than 3 prompts at once is not tried" in result.output
+    assert "speed-up, 3 at once" in result.output
+    assert 'With 3 at once, use {"method": "ngram", "num_speculative_tokens": 3}' in result.output
+    assert "8 at once" not in result.output
+    assert "With 3:" not in result.output
+    names = [name for name, _ in timed]
+    assert len(names) == len(set(names)), "there is no higher load to measure"
+
+
+def test_each_batch_is_full(timed: list[tuple[str, int]], prompts: str) -> None:
+    result = invoke("--prompts", prompts, "--batch-size", "2")
+    assert "1 of 3 prompts is left out, too few for another batch of 2" in result.output
+    assert "With 2 at once" in result.output
+    assert "With 3:" in result.output
+    assert tune._batches(["a", "b", "c"], 2) == [["a", "b"]]
+    assert {number for _, number in timed} == {1}
 
 
 def test_nothing_is_faster_than_plain_decoding(
@@ -106,6 +139,29 @@ def test_rounds_leave_fewer_and_measure_more(timed: list[tuple[str, int]], monke
     assert [sizes.count(number) for number in (4, 8, 20)] == [27, 9, 3]
     assert found[0].name == "ngram, num_speculative_tokens=3"
     assert found[0].ratios == [2.0, 2.0]
+
+
+def test_a_methods_own_choice_is_not_judged_by_few_prompts(
+    timed: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{__name__}.FAST", {"ngram": 0.1})  # as when the engine has not measured any costs
+    tried = [Setting({"method": "ngram", "num_speculative_tokens": number}) for number in range(1, 28)]
+    trial = Trial([["x"]] * 20, params=None)  # type: ignore[arg-type]
+    found = try_all(None, None, [Setting({"method": "ngram"}), *tried], trial, 2)  # type: ignore[arg-type]
+    assert found[-1].name == "ngram"
+    assert [number for name, number in timed if name == "ngram"] == [20]
+
+
+def test_only_some_of_many_own_choices_are_measured_again(
+    timed: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = [Setting({"method": f"method {i}"}) for i in range(12)]
+    monkeypatch.setattr(f"{__name__}.FAST", {each.name: 1 + i / 10 for i, each in enumerate(tried)})
+    trial = Trial([["x"]] * 20, params=None)  # type: ignore[arg-type]
+    found = try_all(None, None, tried, trial, 3)  # type: ignore[arg-type]
+    assert [each.name for each in found] == ["method 11", "method 10", "method 9", "method 8"]
+    assert [number for _, number in timed] == [20] * (12 + 4)
+    assert len(found[0].ratios) == 3
 
 
 def test_methods_without_a_model_are_combined_with_others() -> None:

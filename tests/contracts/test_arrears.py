@@ -250,6 +250,28 @@ def test_requests_that_cannot_draft_any_more_are_not_observed(ledger_llm: Any, g
     assert {len(page.token_ids) >= len(PROMPTS[0]) for page in pages(llm)} == {True}
 
 
+def test_where_all_are_off_nothing_is_stored_of_requests_that_cannot_draft_any_more(
+    make_llm: Any, generate: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = make_llm(LEDGER_CONFIG | {"adaptive_draft_length": True}, plugins=Offered(LEDGER))
+    (drafter,) = llm.engine._speculation.drafters
+    drafter.budget._choose = lambda rows, limits, so_far: [0] * len(limits)
+    drafter.budget.retries._debt.add(1e9)
+    drafter.observer._plan = evolve(drafter.observer._plan, max_model_len=len(PROMPTS[0]) + 9)
+    lengths, idle = [], count()
+    keep, put_off = Arrears.keep, drafter.observer.put_off
+    drafter.observer.put_off = lambda *of: (next(idle), put_off(*of))
+
+    def recorded(self: Any, requests: Any, counts: Any, features: Any) -> None:
+        lengths.extend(r.num_tokens for r, n in zip(requests, counts, strict=True) if n)
+        keep(self, requests, counts, features)
+
+    monkeypatch.setattr(Arrears, "keep", recorded)
+    generate(llm, PROMPTS, GREEDY)
+    assert next(idle) > 15, "some request was not off"
+    assert max(lengths) == len(PROMPTS[0]) + 8
+
+
 def test_rows_of_requests_that_are_gone_are_freed() -> None:
     """The requests of a forward pass share a tensor, which must not stay in memory for one of them alone."""
     arrears, requests = Arrears(torch.device("cpu")), [_request(i) for i in range(8)]

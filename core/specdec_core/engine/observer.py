@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from weakref import WeakSet
@@ -53,7 +54,7 @@ class Observer:
         self._room = most_each  # at least as many more tokens can be stored of each request
         self._arrears = Arrears(device)
         self._lost: WeakSet[Request] = WeakSet()  # the proposer has not seen some of their tokens
-        self._last = NOTHING
+        self._last, self._num_alike = NOTHING, 0  # the number of further steps for which it holds
 
     def may_draft(self, request: Request) -> bool:
         """Whether the proposer may draft for a request now."""
@@ -93,10 +94,9 @@ class Observer:
         requests, and each had its root only. The short way of `observe`."""
         if not self._plan.observes:
             return
-        if schedule.requests != self._last.requests:
-            counts = [int(self.may_ever_draft(request)) for request in schedule.requests]
-            rows = None if all(counts) else torch.tensor(counts).nonzero().flatten()
-            self._last = _Stored(schedule.requests, counts, sum(counts), rows)
+        if schedule.requests != self._last.requests or not self._num_alike:
+            self._last = self._stored_of(schedule.requests)
+        self._num_alike -= 1
         last, features = self._last, computed.features
         if not self._has_room(last.number, 1):
             self._put_off(schedule, computed, verdict, range(len(last.requests)), list(last.counts))
@@ -106,6 +106,14 @@ class Observer:
                 features = {tap: features[tap][taken] for tap in self._plan.taps}
             self._arrears.keep(last.requests, last.counts, features)
             self._room -= 1
+
+    def _stored_of(self, requests: list[Request]) -> _Stored:
+        counts = [int(self.may_ever_draft(request)) for request in requests]
+        rows = None if all(counts) else torch.tensor(counts).nonzero().flatten()
+        longest = self._plan.max_model_len or sys.maxsize
+        stored = (request for request, count in zip(requests, counts, strict=True) if count)
+        self._num_alike = min((longest - request.num_tokens for request in stored), default=sys.maxsize)
+        return _Stored(requests, counts, sum(counts), rows)
 
     def catch_up(self, requests: Sequence[Request]) -> None:
         """Show the proposer the stored hidden states of these requests, which are then no longer stored."""

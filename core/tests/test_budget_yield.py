@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import attrs
 import numpy as np
 import pytest
 import torch
 from naive_verifier import draft_of
+from simulated_budget import CPU, budget_at, request_of
 
 from specdec_core.budget import budget as budgets, plain_steps, retries
 from specdec_core.budget.budget import Budget
@@ -19,18 +17,9 @@ from specdec_core.budget.plain_steps import PlainSteps
 from specdec_core.budget.survival import GUESS, Past, Survival
 from specdec_core.contracts.draft import Draft
 
-CPU = torch.device("cpu")
-
-
-def request_of(name: str = "any") -> Any:
-    return SimpleNamespace(id=name, token_ids=np.zeros(5, dtype=np.int64))
-
 
 def budget_of(*names: str, node: float = 0.01) -> Budget:
-    budget = Budget(CostCurve({1: 1.0, 2: 1.0 + node}, 64), len(names), 9, in_place=False)
-    for name in names:
-        budget.start(request_of(name), is_sampled=False)
-    return budget
+    return budget_at(node, *names)
 
 
 def learned(draft: Draft, num_right: int, limit: int) -> Survival:

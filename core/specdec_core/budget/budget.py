@@ -86,7 +86,7 @@ class Budget:
         self._curve, self._most, self._in_place = curve, num_speculative_tokens, in_place
         self.survival = Survival(max_num_seqs)
         self.idle = Idle(curve, self.survival.group)
-        self._first, self._level, self._observe, self._cutting = Clock(), Clock(), Clock(), Clock()
+        self._first, self._level, self._observe, self._cutting = (Clock(lambda: curve.load) for _ in range(4))
         self._asks_levels = self._judges_nodes = False  # what the last draft showed of the proposer
         # Averages of drafts: draft tokens of a level, levels after the first, draft tokens that are verified, and the
         # share of the expected gain that these have.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from attrs import define, field
 
 from specdec_core.budget.recent import NUM_NEEDED, Recent
@@ -17,7 +19,8 @@ MOST_AGE = 256
 
 @define
 class _Size:
-    """Batches of similar size. mean_s: None until there are enough measurements. measured_at: the step of the last."""
+    """Batches of similar size. mean_s: at a load of 1; None until there are enough measurements. measured_at: the step
+    of the last one."""
 
     recent: Recent = field(factory=lambda: Recent(MOST_AGE))
     num_added: int = 0
@@ -26,10 +29,14 @@ class _Size:
 
 
 class Clock:
-    """The mean of the newest measured seconds, without outliers, for batches of similar size (up to a factor of 2)."""
+    """The mean of the newest measured seconds, without outliers, for batches of similar size (up to a factor of 2).
 
-    def __init__(self) -> None:
-        self._sizes: dict[int, _Size] = {}
+    load: how slow the machine is at present (`CostCurve.load`). A draft that was measured long ago would seem cheap
+        beside a forward pass that takes longer now, as the draft would, too.
+    """
+
+    def __init__(self, load: Callable[[], float] = lambda: 1.0) -> None:
+        self._load, self._sizes = load, dict[int, _Size]()
 
     def add(self, batch_size: int, seconds: float, step: int) -> None:
         """Count a measurement. step: the number of the step in which it was made."""
@@ -37,7 +44,7 @@ class Clock:
         size.num_added += 1
         if size.num_added <= NUM_SKIPPED or (size.num_added % NUM_BETWEEN and size.recent.is_full(step)):
             return
-        size.recent.add(seconds, step)
+        size.recent.add(seconds / self._load(), step)
         size.measured_at = step
         needed = NUM_NEEDED if size.mean_s is None else 1  # a retry may be the first measurement for long
         size.mean_s = size.recent.mean(step, needed) or size.mean_s
@@ -48,7 +55,7 @@ class Clock:
         before, which larger ones would make seem too dear to try."""
         for size in range(batch_size.bit_length(), -1, -1):
             if size in self._sizes and (mean_s := self._sizes[size].mean_s) is not None:
-                return mean_s
+                return mean_s * self._load()
         return 0.0
 
     def recent_seconds(self, batch_size: int, step: int) -> float:

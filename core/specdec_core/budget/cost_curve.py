@@ -19,6 +19,8 @@ NUM_UNMEASURED = 32
 """Measured steps after which a number of tokens counts as not measured lately, or never."""
 NUM_NEEDED = 3
 """Measurements that it takes to correct the table."""
+DOUBTFUL = 1.5
+"""By how many times the load has to change until sizes that were not measured since are doubtful."""
 OF_MACHINE = 0.7
 """Where sizes are measured, and none of those that were before, the load of the machine may have changed, or the cost
 of these sizes in comparison with others. So much of the change (of its logarithm) is taken as the former. The rest adds
@@ -39,7 +41,8 @@ class CostCurve:
     measured: seconds by number of tokens, for one or more numbers.
     max_tokens: the most tokens of a forward pass.
 
-    Attribute: seconds float64 [max_tokens + 1], by number of tokens; it never falls.
+    Attributes: seconds float64 [max_tokens + 1], by number of tokens; it never falls. load: by how many times all steps
+    have become slower, whatever their size; only its changes mean anything.
     """
 
     def __init__(self, measured: Mapping[int, float], max_tokens: int) -> None:
@@ -47,6 +50,8 @@ class CostCurve:
         self._logs = np.log(np.arange(1, max_tokens + 1))
         self._recent = [Recent(MOST_AGE) for _ in self._sizes]
         self._ratios: dict[int, float] = {}  # of the bins that were measured
+        self.load = 1.0
+        self._load_at: dict[int, float] = {}  # of each bin: when it was last measured
         self._last: list[int] = []  # the bins that were measured before the last update
         self._empty = Recent(MOST_AGE)
         self._num_steps = self._corrected_at = 0
@@ -89,9 +94,17 @@ class CostCurve:
 
     def is_out_of_date(self, num_tokens: int) -> bool:
         """Whether many steps were measured since the last one of about so many tokens."""
-        nearest: int = self._expected[num_tokens - 1][0]
-        last = self._measured_at[nearest]
-        return last <= self._num_steps - NUM_UNMEASURED
+        return self._measured_at[self._bin(num_tokens)] <= self._num_steps - NUM_UNMEASURED
+
+    def is_doubtful(self, num_tokens: int) -> bool:
+        """Whether steps of other sizes have become so much slower, or faster, since the last one of about so many
+        tokens, that it may not be true of these, too."""
+        change = self.load / self._load_at.get(self._bin(num_tokens), self.load)
+        return not 1 / DOUBTFUL < change < DOUBTFUL
+
+    def _bin(self, num_tokens: int) -> int:
+        nearest: int = self._expected[min(num_tokens, len(self._expected)) - 1][0]
+        return nearest
 
     def _count_step(self) -> None:
         self._num_steps += 1
@@ -109,7 +122,9 @@ class CostCurve:
         # Where drafting starts or stops, all other sizes are measured than before.
         stayed = [changes[i] for i in self._last if i in changes]
         change = median(stayed) if stayed else median(changes.values() or [1.0]) ** OF_MACHINE
+        self.load *= change
         self._ratios = {i: ratio * change for i, ratio in self._ratios.items()} | fresh
+        self._load_at |= dict.fromkeys(fresh, self.load)
         self._last = list(fresh)
         known = sorted(self._ratios)
         of_each = np.interp(self._logs, np.log(self._sizes[known]), [self._ratios[i] for i in known])

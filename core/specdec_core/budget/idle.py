@@ -97,5 +97,6 @@ class Idle:
         return self._group_of(request), size
 
     def _costs_of(self, number: int) -> list[float]:
-        """The seconds of a plain step of so many requests, and of one with a few draft tokens."""
-        return [self._curve.at(number), self._curve.at(number + NUM_MORE)]
+        """What a plain step of so many requests takes, and one with a few draft tokens, on a machine without load: what
+        makes all steps slower makes drafting slower, too."""
+        return [self._curve.at(rows) / self._curve.load for rows in (number, number + NUM_MORE)]

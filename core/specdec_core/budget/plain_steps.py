@@ -28,7 +28,8 @@ class PlainSteps:
 
         saved_share: of the time per output token, what drafting is expected to save; 0: nothing is drafted.
         """
-        if saved_share and self._debt.is_paid and self._curve.is_out_of_date(num_requests):
+        is_wanted = self._debt.is_paid and self._curve.is_out_of_date(num_requests)
+        if saved_share and not self._num_left and (is_wanted or self._curve.is_doubtful(num_requests)):
             self._num_left = NUM_IN_A_ROW
             lost_s = NUM_IN_A_ROW * self._curve.at(num_requests) * (saved_share + COLD_SHARE)
             self._debt.add(lost_s * min(max(1.0, saved_share / CLOSE), MOST_RARER))

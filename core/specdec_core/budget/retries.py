@@ -8,6 +8,10 @@ from specdec_core.budget.cost_curve import NUM_COLD
 from specdec_core.budget.debt import Debt
 
 TIME_SHARE = 0.01
+"""Of the time that retries may cost."""
+NUM_PATIENT, MOST_RARER = 8, 4.0
+"""Retries in a row that gain nothing, after which further ones are half as often; and how much rarer they become at
+most."""
 NUM_TOKENS, MOST_TOGETHER = 4, 4
 """Draft tokens of a request that is tried again, and how many requests are in a step."""
 OUTLIER = 4.0
@@ -28,6 +32,7 @@ class Retries:
         self._is_whole = False  # no other request drafts in this step
         self._next = 0  # the first of the next ones, among those that are off
         self._expected_s = 0.0  # of this step's
+        self._num_vain = 0  # retries in a row that gained nothing
         self._cold_left = 0  # plain steps after the last one that may take longer
 
     @property
@@ -76,8 +81,10 @@ class Retries:
             lost_s = self._expected_s
             if self._is_whole:
                 lost_s = min(max(lost_s, seconds[-1] - plain_s), OUTLIER * lost_s)
-            num_accepted = sum(accepted.get(request_id, 0) for request_id in self._ids)
-            self._debt.add(max(0.0, lost_s - num_accepted * plain_s / num_requests))
+            gained_s = sum(accepted.get(request_id, 0) for request_id in self._ids) * plain_s / num_requests
+            rarer = min(1 + self._num_vain / NUM_PATIENT, MOST_RARER)
+            self._debt.add(max(0.0, lost_s - gained_s) * rarer)
+            self._num_vain = 0 if gained_s > lost_s else self._num_vain + 1
             self._expected_s, self._cold_left = 0.0, NUM_COLD
         elif self._cold_left > 0:
             self._cold_left -= len(seconds)

@@ -1,0 +1,274 @@
+"""Requests that the budget turns off: when they are tried again, what that costs, and how long choices hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from naive_verifier import draft_of
+from simulated_budget import CPU, Simulated, budget_at, request_of
+
+from specdec_core.budget import budget as budgets, clock, retries
+from specdec_core.budget.budget import Budget
+from specdec_core.budget.choice import Expected
+from specdec_core.budget.cost_curve import NUM_BETWEEN
+from specdec_core.budget.recent import NUM_NEEDED
+from specdec_core.budget.retries import Retries
+from specdec_core.budget.survival import Past
+from specdec_core.contracts.draft import Draft
+
+NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+def test_a_retry_that_pays_is_followed_by_others() -> None:
+    simulated = Simulated()
+    assert not simulated.steps(1000, 0.0)[-50:, 0].all()
+    recovering = simulated.steps(200, 1.0)[:, 0]
+    first = int(np.flatnonzero(recovering)[0])
+    assert np.count_nonzero(recovering[first : first + 20]) == 20
+    assert (recovering[first + 10 :] == 6).all()
+
+
+def test_a_draft_that_is_never_right_ends_and_is_tried_again() -> None:
+    simulated = Simulated()
+    assert simulated.steps(40, 0.0)[:, 0].sum() > 0
+    hopeless = simulated.steps(1000, 0.0)[:, 0]
+    assert 0 < np.count_nonzero(hopeless) * (0.1 + 4 * 0.02) <= 0.011 * 1000
+    recovering = simulated.steps(200, 1.0)
+    assert (recovering[-20:, 0] == 6).all()
+
+
+def test_a_proposer_that_drafts_again_is_not_idle() -> None:
+    budget, requests = budget_at(0.01, "a"), [request_of("a")]
+    budget.end_steps([1.0], 1, {})
+    budget.retries._debt.add(100.0)
+    budget.idle.begin(requests)
+    assert budget.stays_idle(requests)
+    budget.share(requests, [9], Expected.of_plain(1, 1))  # as when another proposer's retry was due
+    assert not budget.stays_idle(requests)
+
+
+def test_a_retry_is_not_due_where_no_request_may_draft() -> None:
+    budget, requests = budget_at(0.01, "a"), [request_of("a")]
+    budget.idle._off.add("a")
+    budget.share(requests, [0], Expected.of_plain(1, 1))
+    budget.idle.begin(requests)
+    for _ in range(100):
+        budget.end_steps([1.0], 1, {})
+        assert budget.retries.is_due
+        assert budget.stays_idle(requests)
+        budget.pass_step()
+    for seconds, slower_s in ((1.0, 1.0), (1.2, 1.2), (1.2, 2.0)):
+        for _ in range(NUM_BETWEEN // 2):
+            assert budget.stays_idle(requests)
+            budget._curve.add(1, seconds)
+            budget._curve.add(5, slower_s)
+        changes = slower_s > seconds  # if all steps are slower, drafting is, too
+        assert budget.stays_idle(requests) != changes, "drafts may pay, or not"
+
+
+def test_while_all_are_off_the_prefill_of_others_wakes_nobody() -> None:
+    budget = budget_at(1.0, *"abc", most=2)
+    a, b, c = (request_of(name) for name in "abc")
+    budget.retries._debt.add(9.0)  # none is due
+    assert budget.share([a, b], [2, 2], Expected.of_plain(2, 2)) == [0, 0]
+    budget.idle.begin([a, b])
+    assert budget.stays_idle([a, b])
+    assert budget.stays_idle([a, b, c], is_prefill=True)
+    assert not budget.stays_idle([a, b, c]), "a new request may repeat itself"
+    assert not budget.stays_idle([b]), "in a smaller batch, drafts may pay"
+    budget.finish(a)
+    assert budget.stays_idle([b, c], is_prefill=True)
+    assert a not in budget.idle._requests, "its listener may refer to the engine"
+    budget.retries._debt.pay(1e9)
+    assert not budget.stays_idle([a, b, c], is_prefill=True)
+
+
+def test_a_choice_holds_while_only_another_proposer_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, requests, chosen = budget_at(0.01, "a"), [request_of("a")], []
+    monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: chosen.append(1) or [0])
+    monkeypatch.setattr(Retries, "is_due", False)
+    for _ in range(2 * budgets.NUM_HELD):
+        assert budget.share(requests, [9], Expected.of_plain(1, 1)) == [0]
+        budget.idle.begin(requests)
+    assert len(chosen) == 2
+    budget.pass_step()
+    budget.share(requests, [9], Expected.of_plain(1, 1))
+    assert len(chosen) == 3
+
+
+def test_a_choice_does_not_hold_where_more_may_be_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As after a step in which a prompt took the room, and a single draft token did not pay."""
+    budget, requests = budget_at(0.01, "a"), [request_of("a")]
+    monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: [limits[0] if limits[0] > 1 else 0])
+    monkeypatch.setattr(Retries, "is_due", False)
+    found = [budget.share(requests, [limit], Expected.of_plain(1, 1)) for limit in (1, 1, 5, 3, 5, 6)]
+    assert found == [[0], [0], [5], [3], [5], [6]]
+
+
+def test_a_retry_pays_for_being_observed() -> None:
+    costs = []
+    for observed_s in (0.0, 5.0):
+        budget, requests = budget_at(0.01, "a"), [request_of("a")]
+        for _ in range(9):
+            budget.observed(1, observed_s)
+        costs.append(cost_of_retry(budget, requests, [0], 0.0, 0.0))
+    assert costs[1] - costs[0] == pytest.approx(5.0)
+
+
+def cost_of_retry(
+    budget: Budget,
+    requests: list[Any],
+    numbers: list[int],
+    drafted_s: float,
+    late_s: float,
+    step_s: float = 0.0,
+    accepted: Mapping[str, int] = NOTHING,
+) -> float:
+    """Let the requests with number 0 be tried again. Returns what they are charged."""
+    budget._choose = lambda rows, limits, so_far: numbers  # type: ignore[method-assign]
+    expected = [number or retries.NUM_TOKENS for number in numbers]
+    budget._asks_levels = False
+    assert budget.share(requests, [9] * len(requests), Expected.of_plain(len(requests), len(requests))) == expected
+    budget.levels(expected, CPU)
+    budget.keep(Draft.from_chains([[5]] * len(requests)))
+    budget.end_drafting(drafted_s, late_s)
+    budget.end_steps([step_s], len(requests), accepted)
+    return budget.retries._debt._owed_s
+
+
+def test_a_retry_pays_what_it_took_less_what_it_gained() -> None:
+    def cost(step_s: float, num_accepted: int) -> float:
+        accepted = {"a": num_accepted}
+        return cost_of_retry(budget_at(0.01, "a"), [request_of("a")], [0], 0.5, 0.0, step_s, accepted)
+
+    estimated = 4 * 0.01 + 0.5
+    assert cost(1.2, 0) == pytest.approx(estimated), "longer than the step took more than a plain one, which takes 1"
+    assert cost(1.9, 0) == pytest.approx(0.9)
+    assert cost(99.0, 0) == pytest.approx(retries.OUTLIER * estimated)
+    assert cost(3.0, 1) == pytest.approx(1.0)
+    assert cost(1.9, 1) == 0
+
+
+def test_a_retry_beside_other_requests_pays_for_its_part() -> None:
+    budget, requests = budget_at(0.01, "a", "b"), [request_of("a"), request_of("b")]
+    tokens_s = budget._curve.more_s(2, retries.NUM_TOKENS)
+    assert cost_of_retry(budget, requests, [9, 0], 2.0, 0.5) == pytest.approx(tokens_s + 2.0 / 2 + 0.5)
+
+
+def test_a_retry_is_not_free_because_others_gain() -> None:
+    budget, requests = budget_at(0.01, "a", "b"), [request_of("a"), request_of("b")]
+    alone = cost_of_retry(budget, requests, [9, 0], 2.0, 0.0)
+    for accepted, is_paid in (({"a": 9}, False), ({"b": 9}, True)):
+        budget = budget_at(0.01, "a", "b")
+        assert cost_of_retry(budget, requests, [9, 0], 2.0, 0.0, accepted=accepted) == (0 if is_paid else alone)
+
+
+def test_a_few_requests_are_tried_again_in_turn() -> None:
+    budget, tried = budget_at(1.0, *"abcdef"), []
+    requests = [request_of(name) for name in "abcdef"]
+    budget._choose = lambda rows, limits, so_far: [0] * 6  # type: ignore[method-assign]
+    for _ in range(3):
+        tried.append(budget.share(requests, [9, 9, 2, 9, 9, 9], Expected.of_plain(6, 6)))
+        assert budget.retries.number == retries.MOST_TOGETHER
+    assert tried == [[4, 4, 2, 4, 0, 0], [4, 4, 0, 0, 4, 4], [0, 0, 2, 4, 4, 4]]
+
+
+def test_retries_become_rarer_where_none_gains() -> None:
+    tried, owed = Retries(), []
+    for gains in [0] * 40 + [9] + [0]:
+        tried._debt.pay(1e9)
+        tried.choose(["a"], [4], [0])
+        tried.expect(1.0)
+        tried.end_steps([1.0], 0.5, {"a": gains}, 1)
+        owed.append(tried._debt._owed_s)
+    assert owed[0] == 1.0
+    assert owed[retries.NUM_PATIENT] == 2.0
+    assert owed[39] == retries.MOST_RARER
+    assert owed[40:] == [0.0, 1.0], "one that gains is followed by others"
+
+
+def test_one_slow_retry_does_not_stop_the_next_ones() -> None:
+    budget, requests = budget_at(0.01, "a"), [request_of("a")]
+    for step in range(clock.NUM_SKIPPED + NUM_NEEDED):
+        budget._first.add(1, 0.1, step)
+    tokens_s = budget._curve.more_s(1, retries.NUM_TOKENS)
+    assert cost_of_retry(budget, requests, [0], 100.0, 0.0) == pytest.approx(tokens_s + retries.OUTLIER * 0.1)
+
+
+@pytest.mark.parametrize("is_retry", [False, True])
+def test_levels_that_once_were_slow_are_measured_again(is_retry: bool) -> None:
+    budget, requests = budget_at(0.01, "a"), [request_of("a")]
+    for step in range(20):
+        budget._level.add(1, 10.0, step)
+    if is_retry:
+        budget._choose = lambda rows, limits, so_far: [0]  # type: ignore[method-assign]
+    budget._asks_levels = True
+    num_forwarded = []
+    for _ in range(2 * clock.MOST_AGE):
+        (limit,) = budget.share(requests, [6], Expected.of_plain(1, 1))
+        if limit:
+            levels = budget.levels([limit], CPU)
+            assert levels is not None
+            one, more = np.array([0]), True
+            while more:
+                more = bool(levels.goes_on(one, one, np.array([0.9]), np.array([False]), np.array([1])).all())
+            budget.keep(attrs.evolve(draft_of([([7], [-1])]), scores=torch.tensor([0.9])))
+            budget.end_drafting(0.01, 0.0)
+            num_forwarded.append(levels.num_forwarded)
+        budget.end_steps([1.0], 1, {})
+    assert max(num_forwarded) > 0
+    assert budget._level.seconds(1) < 1
+
+
+def test_a_method_that_mostly_finds_nothing_ends_and_begins_again() -> None:
+    """The costs are those of n-grams at temperature 1, where drafting makes no step faster."""
+    simulated = Simulated(node=0.153, draft=0.113, most=5)
+    simulated.found = 0.14
+    simulated.steps(200, 0.5)
+    assert np.count_nonzero(simulated.steps(200, 0.5)[:, 0]) < 10
+    simulated.found = 1.0
+    assert simulated.steps(600, 0.9)[-20:, 0].all()
+
+
+def test_a_new_request_like_those_that_are_off_is_not_asked_about() -> None:
+    budget, (a, b, c) = budget_at(1.0, *"abc", most=2), [request_of(name) for name in "abc"]
+    budget.retries._debt.add(9.0)  # none is due
+    budget.idle._judged.clear()
+    assert budget.share([a, b], [2, 2], Expected.of_plain(2, 2)) == [0, 0]
+    budget.idle.begin([a, b])
+    budget.finish(b)
+    assert budget.stays_idle([a, c])
+    assert budget.is_off(c)
+    assert not budget.stays_idle([a, b, c]), "a larger batch"
+    assert budget.share([a, c], [2, 2], Expected.of_plain(2, 2)) == [0, 0]
+    budget._past.append(Past([a], budget.survival.rows([a]), [9], [9], draft_of([([7], [-1])])))
+    budget._learn()
+    budget.idle.begin([a, c])
+    budget.start(b, is_sampled=False)
+    assert not budget.stays_idle([a, b]), "something was learned"
+
+
+def test_a_method_that_is_off_beside_another_one_does_not_choose_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, requests, chosen = budget_at(0.01, "a"), [request_of("a")], []
+    monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: chosen.append(1) or [0])
+    monkeypatch.setattr(Retries, "is_due", False)
+    for _ in range(2 * budgets.NUM_HELD):
+        assert budget.share(requests, [9], Expected(np.ones(1), 1, covered=np.full((1, 2), 0.5))) == [0]
+    assert len(chosen) == 2
+
+
+def test_what_did_not_pay_beside_others_may_pay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, requests, chosen = budget_at(0.01, "a"), [request_of("a")], []
+    numbers = iter([0, 5, 0])
+    monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: chosen.append(1) or [next(numbers)])
+    monkeypatch.setattr(Retries, "is_due", False)
+    beside, alone = Expected(np.ones(1), 1, covered=np.full((1, 2), 0.5)), Expected.of_plain(1, 1)
+    found = [budget.share(requests, [9], so_far) for so_far in (beside, beside, alone, alone, beside)]
+    assert found == [[0], [0], [5], [5], [0]], "what pays alone may not pay beside others"
+    assert len(chosen) == 3

@@ -119,8 +119,7 @@ class Budget:
             self._learn()
         self.survival.finish(request)
         self.idle.forget(request)
-        # An ended request must not be kept alive.
-        self._held, self._requests, self._known = None, (), ((), self._rows)
+        self._held, self._requests, self._known = None, (), ((), self._rows)  # a new request may get its row
 
     def is_off(self, request: RequestView) -> bool:
         """Whether a request does not draft at present."""

@@ -53,7 +53,7 @@ class Idle:
     def forget(self, request: RequestView) -> None:
         self._off.discard(request.id)
         self._judged.discard(request.id)
-        if self._requests is not None:  # all others are still off; an ended request must not be kept alive
+        if self._requests is not None:  # all others are still off
             self._requests = []
 
     def begin(self, requests: Sequence[RequestView]) -> None:

@@ -157,11 +157,12 @@ class Engine:
             max_total_tokens=min(limit, wanted),
             constraints=constraints,
             text=text,
-            listener=listener,
             is_streamed=is_streamed,
             is_lossless=self._verification.is_lossless(params),
             cache_salt=cache_salt,
         )
+        if listener is not None:
+            self._news.listen(request_id, listener)
         self._requests[request_id] = request
         self._scheduler.waiting.append(request)
         return request_id

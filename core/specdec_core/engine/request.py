@@ -59,7 +59,6 @@ class Request:
         max_total_tokens: int,
         constraints: Constraints | None = None,
         text: OutputText | None = None,
-        listener: Listener | None = None,
         is_streamed: bool = False,
         is_lossless: bool = True,
         cache_salt: str = "",
@@ -71,7 +70,6 @@ class Request:
         self.max_total_tokens = max_total_tokens
         self.constraints = constraints
         self.text = text
-        self.listener = listener
         self.is_lossless = is_lossless  # whether its tokens have the target's distribution
         self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from weakref import WeakSet
 
 import numpy as np
 import torch
@@ -58,7 +57,7 @@ class Speculation:
         self._own_drafts: list[Draft | None] = []  # of this step, by proposer
         self._own_counts = OwnCounts()
         self._unsaved: list[float] = []  # seconds of steps that the budgets do not know of yet
-        self._started: WeakSet[Request] = WeakSet()  # weak: a request's listener may refer to the engine
+        self._started: set[Request] = set()
 
     def is_idle(self, requests: Sequence[Request], *, is_prefill: bool) -> bool:
         """Whether it was decided in earlier steps that none of the scheduled requests drafts in this one. Always, if

@@ -63,7 +63,7 @@ class Simulated:
             self.budget.pass_step()
             limit = 0
         else:
-            (limit,) = self.budget.share([self.request], [self.most], Expected.of_plain(1, 1))
+            (limit,) = self.budget.share([self.request], [self.most], Expected.of_plain(1))
         num_accepted, drafted_s = 0, 0.0
         if limit:
             self.budget.levels([limit], CPU)
@@ -81,7 +81,7 @@ class Simulated:
         self.request.token_ids = np.append(self.request.token_ids, [7] * num_accepted + [last])
         pass_s = (1 + self.node * limit) * self.load
         if self.is_measured:
-            self.budget._curve.add(1 + limit, pass_s)
+            self.budget._curve.add(1 + limit, pass_s, is_plain=not limit)
         step_s = pass_s + drafted_s
         self.seconds += step_s
         self.plain.end_steps(step_s)

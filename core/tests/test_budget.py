@@ -21,7 +21,7 @@ from specdec_core.engine.draft_check import check_draft
 def kept(budget: Budget, names: str, draft: Draft) -> Draft:
     requests = [request_of(name) for name in names]
     budget._asks_levels = True
-    assert all(budget.share(requests, [9] * len(names), Expected.of_plain(len(names), len(names))))
+    assert all(budget.share(requests, [9] * len(names), Expected.of_plain(len(names))))
     budget.levels([9] * len(names), CPU)
     return budget.keep(draft)
 

@@ -71,7 +71,7 @@ class Step:
         budget, budgets = self.budget(), [len(self.tree.paths)] * 2
         batch = batch_of(budgets, [1.0, 1.0], random)
         batch = attrs.evolve(batch, requests=[request_of("a"), request_of("b")])
-        budget.share(batch.requests, budgets, Expected.of_plain(2, 2))
+        budget.share(batch.requests, budgets, Expected.of_plain(2))
         batch = attrs.evolve(batch, levels=budget.levels(budgets, torch.device("cpu")))
         grower = grower_of(batch, self.tree, "probabilistic")
         entries: list[tuple[int, History]] = [(0, ()), (1, ())]

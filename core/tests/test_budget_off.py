@@ -49,14 +49,14 @@ def test_a_proposer_that_drafts_again_is_not_idle() -> None:
     budget.retries._debt.add(100.0)
     budget.idle.begin(requests)
     assert budget.stays_idle(requests)
-    budget.share(requests, [9], Expected.of_plain(1, 1))  # as when another proposer's retry was due
+    budget.share(requests, [9], Expected.of_plain(1))  # as when another proposer's retry was due
     assert not budget.stays_idle(requests)
 
 
 def test_a_retry_is_not_due_where_no_request_may_draft() -> None:
     budget, requests = budget_at(0.01, "a"), [request_of("a")]
     budget.idle._off.add("a")
-    budget.share(requests, [0], Expected.of_plain(1, 1))
+    budget.share(requests, [0], Expected.of_plain(1))
     budget.idle.begin(requests)
     for _ in range(100):
         budget.end_steps([1.0], 1, {})
@@ -76,7 +76,7 @@ def test_while_all_are_off_the_prefill_of_others_wakes_nobody() -> None:
     budget = budget_at(1.0, *"abc", most=2)
     a, b, c = (request_of(name) for name in "abc")
     budget.retries._debt.add(9.0)  # none is due
-    assert budget.share([a, b], [2, 2], Expected.of_plain(2, 2)) == [0, 0]
+    assert budget.share([a, b], [2, 2], Expected.of_plain(2)) == [0, 0]
     budget.idle.begin([a, b])
     assert budget.stays_idle([a, b])
     assert budget.stays_idle([a, b, c], is_prefill=True)
@@ -93,11 +93,11 @@ def test_a_choice_holds_while_only_another_proposer_drafts(monkeypatch: pytest.M
     monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: chosen.append(1) or [0])
     monkeypatch.setattr(Retries, "is_due", False)
     for _ in range(2 * budgets.NUM_HELD):
-        assert budget.share(requests, [9], Expected.of_plain(1, 1)) == [0]
+        assert budget.share(requests, [9], Expected.of_plain(1)) == [0]
         budget.idle.begin(requests)
     assert len(chosen) == 2
     budget.pass_step()
-    budget.share(requests, [9], Expected.of_plain(1, 1))
+    budget.share(requests, [9], Expected.of_plain(1))
     assert len(chosen) == 3
 
 
@@ -106,7 +106,7 @@ def test_a_choice_does_not_hold_where_more_may_be_drafted(monkeypatch: pytest.Mo
     budget, requests = budget_at(0.01, "a"), [request_of("a")]
     monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: [limits[0] if limits[0] > 1 else 0])
     monkeypatch.setattr(Retries, "is_due", False)
-    found = [budget.share(requests, [limit], Expected.of_plain(1, 1)) for limit in (1, 1, 5, 3, 5, 6)]
+    found = [budget.share(requests, [limit], Expected.of_plain(1)) for limit in (1, 1, 5, 3, 5, 6)]
     assert found == [[0], [0], [5], [3], [5], [6]]
 
 
@@ -133,7 +133,7 @@ def cost_of_retry(
     budget._choose = lambda rows, limits, so_far: numbers  # type: ignore[method-assign]
     expected = [number or retries.NUM_TOKENS for number in numbers]
     budget._asks_levels = False
-    assert budget.share(requests, [9] * len(requests), Expected.of_plain(len(requests), len(requests))) == expected
+    assert budget.share(requests, [9] * len(requests), Expected.of_plain(len(requests))) == expected
     budget.levels(expected, CPU)
     budget.keep(Draft.from_chains([[5]] * len(requests)))
     budget.end_drafting(drafted_s, late_s)
@@ -173,7 +173,7 @@ def test_a_few_requests_are_tried_again_in_turn() -> None:
     requests = [request_of(name) for name in "abcdef"]
     budget._choose = lambda rows, limits, so_far: [0] * 6  # type: ignore[method-assign]
     for _ in range(3):
-        tried.append(budget.share(requests, [9, 9, 2, 9, 9, 9], Expected.of_plain(6, 6)))
+        tried.append(budget.share(requests, [9, 9, 2, 9, 9, 9], Expected.of_plain(6)))
         assert budget.retries.number == retries.MOST_TOGETHER
     assert tried == [[4, 4, 2, 4, 0, 0], [4, 4, 0, 0, 4, 4], [0, 0, 2, 4, 4, 4]]
 
@@ -210,7 +210,7 @@ def test_levels_that_once_were_slow_are_measured_again(is_retry: bool) -> None:
     budget._asks_levels = True
     num_forwarded = []
     for _ in range(2 * clock.MOST_AGE):
-        (limit,) = budget.share(requests, [6], Expected.of_plain(1, 1))
+        (limit,) = budget.share(requests, [6], Expected.of_plain(1))
         if limit:
             levels = budget.levels([limit], CPU)
             assert levels is not None
@@ -239,13 +239,13 @@ def test_a_new_request_like_those_that_are_off_is_not_asked_about() -> None:
     budget, (a, b, c) = budget_at(1.0, *"abc", most=2), [request_of(name) for name in "abc"]
     budget.retries._debt.add(9.0)  # none is due
     budget.idle._judged.clear()
-    assert budget.share([a, b], [2, 2], Expected.of_plain(2, 2)) == [0, 0]
+    assert budget.share([a, b], [2, 2], Expected.of_plain(2)) == [0, 0]
     budget.idle.begin([a, b])
     budget.finish(b)
     assert budget.stays_idle([a, c])
     assert budget.is_off(c)
     assert not budget.stays_idle([a, b, c]), "a larger batch"
-    assert budget.share([a, c], [2, 2], Expected.of_plain(2, 2)) == [0, 0]
+    assert budget.share([a, c], [2, 2], Expected.of_plain(2)) == [0, 0]
     budget._past.append(Past([a], budget.survival.rows([a]), [9], [9], draft_of([([7], [-1])])))
     budget._learn()
     budget.idle.begin([a, c])
@@ -267,7 +267,7 @@ def test_what_did_not_pay_beside_others_may_pay_alone(monkeypatch: pytest.Monkey
     numbers = iter([0, 5, 0])
     monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: chosen.append(1) or [next(numbers)])
     monkeypatch.setattr(Retries, "is_due", False)
-    beside, alone = Expected(np.ones(1), 1, covered=np.full((1, 2), 0.5)), Expected.of_plain(1, 1)
+    beside, alone = Expected(np.ones(1), 1, covered=np.full((1, 2), 0.5)), Expected.of_plain(1)
     found = [budget.share(requests, [9], so_far) for so_far in (beside, beside, alone, alone, beside)]
     assert found == [[0], [0], [5], [5], [0]], "what pays alone may not pay beside others"
     assert len(chosen) == 3

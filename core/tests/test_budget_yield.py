@@ -70,7 +70,7 @@ def test_a_proposer_that_asks_about_levels_is_judged_by_what_its_drafts_yield() 
             request.token_ids = np.append(request.token_ids, [7] * num_levels + [1])
             budget._past.append(Past([request], np.array([0]), [number], [9], Draft.from_chains([[7] * num_levels])))
         budget._held = None
-        yields.append(budget._numbers([request], [9], Expected.of_plain(1, 1)))
+        yields.append(budget._numbers([request], [9], Expected.of_plain(1)))
     assert yields == [[0], [9]]
 
 
@@ -84,7 +84,7 @@ def test_to_start_takes_more_than_to_go_on(
     for was_off, drafts in ((False, goes_on), (True, starts)):
         budget = budget_of("a")
         budget.idle._is_all_off = was_off
-        (number,) = budget._choose(np.array([0]), [5], Expected.of_plain(1, 1))
+        (number,) = budget._choose(np.array([0]), [5], Expected.of_plain(1))
         assert bool(number) == drafts
         assert bool(budget.saved_share) == drafts
 
@@ -92,7 +92,7 @@ def test_to_start_takes_more_than_to_go_on(
 def test_a_retry_pays_for_the_cold_steps_after_it() -> None:
     budget, request = budget_of("a"), request_of("a")
     budget._choose = lambda rows, limits, so_far: [0]  # type: ignore[method-assign]
-    assert budget.share([request], [9], Expected.of_plain(1, 1)) == [retries.NUM_TOKENS]
+    assert budget.share([request], [9], Expected.of_plain(1)) == [retries.NUM_TOKENS]
     budget.levels([4], CPU)
     budget.keep(Draft.from_chains([[5]]))
     budget.end_drafting(0.5, 0.0)
@@ -113,7 +113,7 @@ def test_plain_steps_are_measured_in_a_row_and_the_rarer_the_more_a_draft_saves(
     plain, taken = PlainSteps(curve), []
     for _ in range(2500):
         taken.append(plain.takes(1, saved_share))
-        curve.add(1 if taken[-1] else 6, 1.0)
+        curve.add(1 if taken[-1] else 6, 1.0, is_plain=taken[-1])
         plain.end_steps(1.0)
     runs = "".join("x" if each else " " for each in taken).split()
     assert {len(run) for run in runs} == {plain_steps.NUM_IN_A_ROW}
@@ -137,11 +137,11 @@ def test_what_was_cut_is_neither_gained_nor_paid_for() -> None:
     choose, budget._choose = budget._choose, lambda rows, limits, so_far: limits  # type: ignore[method-assign]
     for _ in range(60):
         budget._num_steps = budgets.NUM_BETWEEN_CUTS  # so that they are judged
-        budget.share([request], [9], Expected.of_plain(1, 1))
+        budget.share([request], [9], Expected.of_plain(1))
         budget.levels([9], CPU)
         budget.keep(attrs.evolve(Draft.from_chains([[5, 5]]), scores=torch.tensor([0.3, 0.3])))
     assert budget._kept_gain == pytest.approx(0, abs=0.01)
-    assert choose(np.array([0]), [9], Expected.of_plain(1, 1)) == [0]
+    assert choose(np.array([0]), [9], Expected.of_plain(1)) == [0]
 
 
 def test_levels_per_draft_include_drafts_of_one_level() -> None:
@@ -149,7 +149,7 @@ def test_levels_per_draft_include_drafts_of_one_level() -> None:
     one = np.zeros(1, dtype=np.int64)
     for _ in range(100):
         budget._choose = lambda rows, limits, so_far: limits  # type: ignore[method-assign]
-        budget.share([request], [9], Expected.of_plain(1, 1))
+        budget.share([request], [9], Expected.of_plain(1))
         levels = budget.levels([9], CPU)
         assert levels is not None
         levels._limits = levels._room = np.array([1])  # the draft ends after a level
@@ -163,7 +163,7 @@ def test_a_draft_of_one_token_does_not_hide_that_a_proposer_asks() -> None:
     budget, request = budget_of("a"), request_of("a")
     budget._asks_levels = True
     budget._choose = lambda rows, limits, so_far: limits  # type: ignore[method-assign]
-    budget.share([request], [1], Expected.of_plain(1, 1))
+    budget.share([request], [1], Expected.of_plain(1))
     budget.levels([1], CPU)
     budget.keep(Draft.from_chains([[5]]))
     assert budget._asks_levels
@@ -179,7 +179,7 @@ def test_in_a_large_batch_some_request_finds_a_draft() -> None:
     rows = np.arange(8)
     budget.survival._found.estimates[:, 0] = 0.5
     assert curve.empty_s > 1
-    assert all(budget._choose(rows, [9] * 8, Expected.of_plain(8, 8)))
+    assert all(budget._choose(rows, [9] * 8, Expected.of_plain(8)))
 
 
 def test_drafts_of_several_proposers_may_be_larger_than_the_table() -> None:

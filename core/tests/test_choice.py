@@ -73,7 +73,7 @@ def test_a_few_requests_do_not_slow_down_all_others() -> None:
     gains, sizes = np.zeros((8, 4)), np.ones(8)
     gains[0] = 1
     seconds = np.interp(np.arange(13), [0, 8, 12], [1, 1, 1.3])
-    so_far = Expected.of_plain(8, 8)
+    so_far = Expected.of_plain(8)
     assert 12 / seconds[12] > 1.15 * 8 / seconds[8]
     assert not best_levels(gains, sizes, so_far, seconds, 0.0, 0.0)[0].any()
     gains[:, :2] = 0.9  # all of them gain
@@ -83,13 +83,22 @@ def test_a_few_requests_do_not_slow_down_all_others() -> None:
 def test_draft_tokens_that_cost_nothing_are_all_taken() -> None:
     flat = np.ones(30)
     gains = np.array([[0.5, 0.25], [0.1, 0.01]])
-    assert best_levels(gains, np.array([1, 1]), Expected.of_plain(2, 2), flat, 0.0, 0.0)[0].tolist() == [2, 2]
-    assert best_nodes(np.array([0.9, 0.01, 0.3]), np.zeros(3, dtype=int), Expected.of_plain(1, 1), flat).all()
+    assert best_levels(gains, np.array([1, 1]), Expected.of_plain(2), flat, 0.0, 0.0)[0].tolist() == [2, 2]
+    assert best_nodes(np.array([0.9, 0.01, 0.3]), np.zeros(3, dtype=int), Expected.of_plain(1), flat).all()
+
+
+def test_drafts_are_compared_with_a_plain_step_that_is_faster_than_one_with_drafts() -> None:
+    gains, one = np.array([[0.5, 0.4]]), Expected.of_plain(1)
+    levels, saved = best_levels(gains, np.ones(1), one, np.full(9, 1.5), 0.0, 0.0)
+    assert (levels.tolist(), saved) == ([2], pytest.approx(1 - 1 / 1.9))
+    _, saved = best_levels(gains, np.ones(1), one, np.full(9, 1.5), 0.0, 0.0, plain_s=1.0)
+    assert saved == pytest.approx(1 - 1.5 / 1.9)
+    assert not best_levels(gains, np.ones(1), one, np.full(9, 1.5), 0.0, 0.0, plain_s=0.7)[0].any()
 
 
 def test_nothing_is_drafted_where_plain_decoding_is_faster() -> None:
     gains = np.array([[0.5, 0.25], [0.1, 0.01]])
     steep = np.arange(30.0)
-    assert not best_levels(gains, np.array([1, 1]), Expected.of_plain(2, 2), steep, 0.0, 0.0)[0].any()
-    assert not best_levels(gains, np.array([1, 1]), Expected.of_plain(2, 2), np.ones(30), 9.0, 0.0)[0].any()
-    assert not best_nodes(np.array([0.4, 0.2]), np.zeros(2, dtype=int), Expected.of_plain(1, 1), steep).any()
+    assert not best_levels(gains, np.array([1, 1]), Expected.of_plain(2), steep, 0.0, 0.0)[0].any()
+    assert not best_levels(gains, np.array([1, 1]), Expected.of_plain(2), np.ones(30), 9.0, 0.0)[0].any()
+    assert not best_nodes(np.array([0.4, 0.2]), np.zeros(2, dtype=int), Expected.of_plain(1), steep).any()

@@ -32,7 +32,7 @@ def survival() -> Survival:
 
 def test_what_one_draft_covers_the_next_one_adds_nothing_to(survival: Survival) -> None:
     chains = Draft.from_chains([[5, 6], [], [7]])
-    found = expected_with(chains, 0.5, Expected.of_plain(3, 3), survival, requests(3))
+    found = expected_with(chains, 0.5, Expected.of_plain(3), survival, requests(3))
     assert found.covered is not None
     assert np.allclose(found.covered, [[GUESS, GUESS**2], [0, 0], [GUESS, 0]])
     assert np.allclose(found.tokens, [1 + GUESS + GUESS**2, 1, 1 + GUESS])
@@ -46,7 +46,7 @@ def test_siblings_add_up_and_dead_nodes_count_for_nothing(survival: Survival) ->
     tree = Draft.from_trees([DraftTree([5, 6, 7, 8], [-1, -1, -1, 0])])
     tree = evolve(tree, parents=torch.tensor([-1, -1, -2, 0], dtype=torch.int32), scores=torch.full((4,), 0.3))
     one = float(survival.of_nodes(np.array([0]), np.array([0.3]), np.array([False]))[0])
-    found = expected_with(tree, 0.0, Expected.of_plain(1, 1), survival, requests(1))
+    found = expected_with(tree, 0.0, Expected.of_plain(1), survival, requests(1))
     assert found.covered is not None
     assert np.allclose(found.covered, [[2 * one, one**2]])
 

@@ -135,7 +135,7 @@ def test_drafts_that_cost_nothing_grow_to_their_limit(kind: str) -> None:
     for request in requests:
         budget.start(request, is_sampled=False)
     budget._asks_levels = True
-    assert budget.share(requests, [7, 7], Expected.of_plain(2, 2)) == [7, 7]
+    assert budget.share(requests, [7, 7], Expected.of_plain(2)) == [7, 7]
     batch = attrs.evolve(batch_of([7, 7], [0.0, 0.0]), levels=budget.levels([7, 7], CPU))
     grower = {
         "dynamic": lambda: DynamicTree(batch, 3, 9),

@@ -18,9 +18,9 @@ class Expected:
     """What a step is expected to yield and to cost so far.
 
     tokens: float64 [requests], output tokens of each request that may get more drafts.
-    num_rows: tokens in the target's forward pass.
-    draft_s: seconds of drafting, less those that the forward pass takes because of prompts: these have to be read
-        anyway, and what drafts save is steps without prompts.
+    num_rows: tokens in the target's forward pass, but for those of prompts: these have to be read anyway, and what
+        drafts save is steps without prompts.
+    draft_s: seconds of drafting.
     covered: float64 [requests, depths], how likely the drafts of other proposers are to have the right token at each
         depth; None: there are none.
     others: of all other requests, the sum of 1 / output tokens.
@@ -33,9 +33,9 @@ class Expected:
     others: float = 0.0
 
     @classmethod
-    def of_plain(cls, num_requests: int, num_rows: int) -> Expected:
+    def of_plain(cls, num_requests: int) -> Expected:
         """A step without drafts, in which each request gets a token."""
-        return cls(np.ones(num_requests), num_rows)
+        return cls(np.ones(num_requests), num_requests)
 
     @property
     def steps_per_token(self) -> float:
@@ -51,7 +51,13 @@ class Expected:
 
 
 def best_levels(
-    gains: np.ndarray, sizes: np.ndarray, so_far: Expected, seconds: np.ndarray, first_s: float, level_s: float
+    gains: np.ndarray,
+    sizes: np.ndarray,
+    so_far: Expected,
+    seconds: np.ndarray,
+    first_s: float,
+    level_s: float,
+    plain_s: float | None = None,
 ) -> tuple[np.ndarray, float]:
     """int64 [n]   how many further levels of draft tokens each request should get, so that the expected time per output
     token is lowest, and by what share they lower it. All 0 if no level does.
@@ -60,6 +66,7 @@ def best_levels(
     sizes: int64 or float64 [n], the draft tokens, or expected ones, of a level of each request.
     seconds: float64, of a step but for drafting, by its number of tokens (`CostCurve.seconds`).
     first_s: seconds of drafting anything at all. level_s: of each level, for all requests together.
+    plain_s: seconds of the step without drafts; None: as `seconds` has them.
     """
     tokens = so_far.tokens[:, None]
     saved = -np.diff(1 / (tokens + gains.cumsum(axis=1)), axis=1, prepend=1 / tokens)
@@ -72,7 +79,8 @@ def best_levels(
     now = so_far.steps_per_token
     times = (now - saved[requests, levels].cumsum()) * total_s
     best = int(times.argmin())
-    saved_share = 1 - float(times[best] / (now * (_at(seconds, so_far.num_rows) + so_far.draft_s)))
+    plain_s = float(_at(seconds, so_far.num_rows)) if plain_s is None else plain_s
+    saved_share = 1 - float(times[best] / (now * (plain_s + so_far.draft_s)))
     if saved_share <= 0:
         return np.zeros(len(gains), dtype=np.int64), 0.0
     return np.bincount(requests[: best + 1], minlength=len(gains)), saved_share

@@ -99,4 +99,5 @@ class Idle:
     def _costs_of(self, number: int) -> list[float]:
         """What a plain step of so many requests takes, and one with a few draft tokens, on a machine without load: what
         makes all steps slower makes drafting slower, too."""
-        return [self._curve.at(rows) / self._curve.load for rows in (number, number + NUM_MORE)]
+        curve = self._curve
+        return [curve.plain_at(number) / curve.load, curve.at(number + NUM_MORE) / curve.load]

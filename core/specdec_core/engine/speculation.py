@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
-import numpy as np
 import torch
 
 from specdec_core.budget.choice import Expected
@@ -108,9 +107,7 @@ class Speculation:
             self._own_drafts = [None] * len(self.drafters)
             return self._empty_draft(len(schedule.requests)), ()
         num_requests = len(schedule.requests)
-        num_rows = sum(schedule.num_known)
-        prompts_s = 0.0 if self._curve is None else self._curve.more_s(num_requests, num_rows - num_requests)
-        so_far = Expected(np.ones(num_requests), num_rows, draft_s=-prompts_s)
+        so_far = Expected.of_plain(num_requests)
         self._own_drafts, checks = [], []
         for i, drafter in enumerate(self.drafters, 1):
             draft, check = drafter.propose(schedule, so_far)
@@ -175,7 +172,7 @@ class Speculation:
             if has_asked and not report.num_nodes:
                 self._curve.add_empty(num_tokens, seconds)
             elif has_asked or self._num_plain > NUM_COLD:
-                self._curve.add(num_tokens, seconds)
+                self._curve.add(num_tokens, seconds, is_plain=not has_asked)
         num_drafts = sum(draft is not None and draft.num_nodes > 0 for draft in self._own_drafts)
         accepted = report.accepted_per_request if num_drafts == 1 else {}  # else it is not known whose they were
         for drafter in self.drafters:

@@ -66,7 +66,8 @@ def test_outputs_are_those_of_plain_decoding(method: str, plain: tuple[float, An
     numbers = Budget._numbers
 
     def unsteady(self: Budget, *of: Any) -> list[int]:
-        self._curve.seconds = torch.rand(len(self._curve.seconds), generator=generator).sort().values.numpy() + 1.0
+        seconds = torch.rand(len(self._curve.seconds), generator=generator).sort().values.numpy() + 1.0
+        self._curve.seconds = self._curve.plain = seconds
         self._held = None
         return numbers(self, *of)
 
@@ -121,8 +122,8 @@ class Recorded:
         assert budget is not None
         self.curve, choices = budget._curve, lambda limits: limits if self.drafting else [0] * len(limits)
         budget._choose = lambda rows, limits, so_far: choices(limits)  # type: ignore[method-assign]
-        self.curve.add = lambda *of: None  # type: ignore[method-assign]
-        self.curve.seconds = torch.ones(len(self.curve.seconds)).numpy()
+        self.curve.add = lambda *of, **named: None  # type: ignore[method-assign]
+        self.curve.seconds = self.curve.plain = torch.ones(len(self.curve.seconds)).numpy()
         budget.retries._debt.add(1e9)
         propose, observe, put_off = proposer.propose, proposer.observe, observer.put_off
 

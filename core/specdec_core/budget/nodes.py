@@ -96,6 +96,7 @@ def without(draft: Draft, nodes: Nodes, kept: np.ndarray) -> Draft:
     """Return a copy of the draft that has only the draft tokens marked in `kept`, bool [num_nodes]. The parents of kept
     nodes must be kept. Dead (padding) nodes that are kept stay dead."""
     counts = np.bincount(nodes.requests[kept], minlength=draft.batch_size).tolist()
+    assert kept[nodes.parents[kept & (nodes.parents >= 0)]].all(), "a node would get another parent"
     if not any(counts):
         return Draft.from_chains([[]] * draft.batch_size, draft.token_ids.device)
     offsets = tuple(accumulate(counts, initial=0))

@@ -55,8 +55,8 @@ def measure(method: str, options: dict[str, Any], temperature: float, num_nodes:
         assert budget is not None
         budget.survival.watch = watch
         budget._choose = lambda rows, limits, so_far: limits  # type: ignore[method-assign]
-        budget._curve.add = lambda num_tokens, seconds, is_plain=False: None  # type: ignore[method-assign]
-        budget._curve.seconds = budget._curve.plain = np.ones_like(budget._curve.seconds)
+        budget._curve.add = lambda num_tokens, seconds: None  # type: ignore[method-assign]
+        budget._curve.seconds = np.ones_like(budget._curve.seconds)
         while sum(map(len, estimates)) < num_nodes:
             llm.generate(list(islice(prompts, BATCH)), params, use_tqdm=False)
     estimated, is_accepted = np.concatenate(estimates), np.concatenate(outcomes)

@@ -67,7 +67,7 @@ def test_outputs_are_those_of_plain_decoding(method: str, plain: tuple[float, An
 
     def unsteady(self: Budget, *of: Any) -> list[int]:
         seconds = torch.rand(len(self._curve.seconds), generator=generator).sort().values.numpy() + 1.0
-        self._curve.seconds = self._curve.plain = seconds
+        self._curve.seconds = seconds
         self._held = None
         return numbers(self, *of)
 
@@ -123,7 +123,7 @@ class Recorded:
         self.curve, choices = budget._curve, lambda limits: limits if self.drafting else [0] * len(limits)
         budget._choose = lambda rows, limits, so_far: choices(limits)  # type: ignore[method-assign]
         self.curve.add = lambda *of, **named: None  # type: ignore[method-assign]
-        self.curve.seconds = self.curve.plain = torch.ones(len(self.curve.seconds)).numpy()
+        self.curve.seconds = torch.ones(len(self.curve.seconds)).numpy()
         budget.retries._debt.add(1e9)
         propose, observe, put_off = proposer.propose, proposer.observe, observer.put_off
 

@@ -47,11 +47,11 @@ def test_the_curve_learns_of_steps_that_were_never_measured() -> None:
 def test_what_was_learned_of_a_size_stays_relative_to_the_others() -> None:
     curve = CostCurve({1: 1.0, 6: 1.2}, 64)
     for _ in range(4 * NUM_BETWEEN):
-        curve.add(1, 1.0, is_plain=True)
+        curve.add(1, 1.0)
         curve.add(6, 3.6)
     for _ in range(400):
-        curve.add(1, 2.0, is_plain=True)
-    assert curve.at(6) / curve.plain_at(1) == pytest.approx(3.6), "the machine is slower, and for both"
+        curve.add(1, 2.0)
+    assert curve.at(6) / curve.at(1) == pytest.approx(3.6), "the machine is slower, and for both"
     assert curve.is_out_of_date(6)
     assert not curve.is_out_of_date(1)
 
@@ -134,16 +134,6 @@ def test_noise_where_drafting_starts_and_stops_makes_plain_steps_neither_dear_no
         errors.append(log(curve.seconds[6] / curve.seconds[1] / 1.5))
     assert abs(mean(errors)) < 0.04
     assert mean(map(abs, errors)) < 0.13, "that of single measurements is 0.2"
-
-
-def test_steps_with_a_few_draft_tokens_make_plain_ones_no_dearer() -> None:
-    """At a batch size of 8, a step with one draft token is of a similar size."""
-    curve = CostCurve({1: 1.0, 64: 1.0}, 64)
-    for _ in range(2 * NUM_BETWEEN):
-        curve.add(8, 1.0, is_plain=True)
-        curve.add(9, 1.2)
-    assert curve.plain_at(8) == pytest.approx(1.0)
-    assert curve.at(9) == pytest.approx(1.2)
 
 
 def test_plain_steps_count_once_the_caches_are_warm_again() -> None:

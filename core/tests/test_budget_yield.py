@@ -113,7 +113,7 @@ def test_plain_steps_are_measured_in_a_row_and_the_rarer_the_more_a_draft_saves(
     plain, taken = PlainSteps(curve), []
     for _ in range(2500):
         taken.append(plain.takes(1, saved_share))
-        curve.add(1 if taken[-1] else 6, 1.0, is_plain=taken[-1])
+        curve.add(1 if taken[-1] else 6, 1.0)
         plain.end_steps(1.0)
     runs = "".join("x" if each else " " for each in taken).split()
     assert {len(run) for run in runs} == {plain_steps.NUM_IN_A_ROW}

@@ -87,15 +87,6 @@ def test_draft_tokens_that_cost_nothing_are_all_taken() -> None:
     assert best_nodes(np.array([0.9, 0.01, 0.3]), np.zeros(3, dtype=int), Expected.of_plain(1), flat).all()
 
 
-def test_drafts_are_compared_with_a_plain_step_that_is_faster_than_one_with_drafts() -> None:
-    gains, one = np.array([[0.5, 0.4]]), Expected.of_plain(1)
-    levels, saved = best_levels(gains, np.ones(1), one, np.full(9, 1.5), 0.0, 0.0)
-    assert (levels.tolist(), saved) == ([2], pytest.approx(1 - 1 / 1.9))
-    _, saved = best_levels(gains, np.ones(1), one, np.full(9, 1.5), 0.0, 0.0, plain_s=1.0)
-    assert saved == pytest.approx(1 - 1.5 / 1.9)
-    assert not best_levels(gains, np.ones(1), one, np.full(9, 1.5), 0.0, 0.0, plain_s=0.7)[0].any()
-
-
 def test_nothing_is_drafted_where_plain_decoding_is_faster() -> None:
     gains = np.array([[0.5, 0.25], [0.1, 0.01]])
     steep = np.arange(30.0)

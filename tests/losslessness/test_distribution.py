@@ -175,8 +175,8 @@ def drawn(make_llm: Any, generate: Any, model_dir: Path, case: Case, num_draws: 
 def make_drafting_free(budget: Any) -> None:
     """So that what a budget decides does not depend on the machine."""
     curve = budget._curve
-    curve.seconds = curve.plain = np.linspace(1.0, 1.001, len(curve.seconds))
-    curve.add = curve.add_empty = lambda num_tokens, seconds, is_plain=False: None
+    curve.seconds = np.linspace(1.0, 1.001, len(curve.seconds))
+    curve.add = curve.add_empty = lambda num_tokens, seconds: None
     for clock in (budget._first, budget._level, budget._observe):
         clock.add = lambda batch_size, seconds, step: None
 

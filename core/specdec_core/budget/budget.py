@@ -245,7 +245,7 @@ class Budget:
         draft tokens}; empty if it is not known which proposer's they were."""
         self._num_steps += len(seconds)
         if num_requests:
-            self.retries.end_steps(seconds, self._curve.plain_at(num_requests), accepted, num_requests)
+            self.retries.end_steps(seconds, self._curve.at(num_requests), accepted, num_requests)
 
     def _rows_of(self, requests: Sequence[RequestView]) -> np.ndarray:
         if requests != self._known[0]:
@@ -298,8 +298,7 @@ class Budget:
             gains *= size * np.arange(num_levels) < np.array(limits)[:, None]
             sizes, first_s = size * found, first_s - level_s
         gains *= (self._worth_of(rows, so_far) * found)[:, None]
-        plain_s = None if so_far.covered is not None else self._curve.plain_at(so_far.num_rows)
-        chosen, saved = best_levels(gains, sizes, so_far, self._curve.seconds, first_s, level_s, plain_s)
+        chosen, saved = best_levels(gains, sizes, so_far, self._curve.seconds, first_s, level_s)
         least = MIN_SAVING_TO_START if self.idle.is_all_off else MIN_SAVING_TO_GO_ON
         self.saved_share = saved if saved > least else 0.0
         if not self.saved_share:

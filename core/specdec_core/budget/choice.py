@@ -51,13 +51,7 @@ class Expected:
 
 
 def best_levels(
-    gains: np.ndarray,
-    sizes: np.ndarray,
-    so_far: Expected,
-    seconds: np.ndarray,
-    first_s: float,
-    level_s: float,
-    plain_s: float | None = None,
+    gains: np.ndarray, sizes: np.ndarray, so_far: Expected, seconds: np.ndarray, first_s: float, level_s: float
 ) -> tuple[np.ndarray, float]:
     """int64 [n]   how many further levels of draft tokens each request should get, so that the expected time per output
     token is lowest, and by what share they lower it. All 0 if no level does.
@@ -66,7 +60,6 @@ def best_levels(
     sizes: int64 or float64 [n], the draft tokens, or expected ones, of a level of each request.
     seconds: float64, of a step but for drafting, by its number of tokens (`CostCurve.seconds`).
     first_s: seconds of drafting anything at all. level_s: of each level, for all requests together.
-    plain_s: seconds of the step without drafts; None: as `seconds` has them.
     """
     tokens = so_far.tokens[:, None]
     saved = -np.diff(1 / (tokens + gains.cumsum(axis=1)), axis=1, prepend=1 / tokens)
@@ -79,8 +72,7 @@ def best_levels(
     now = so_far.steps_per_token
     times = (now - saved[requests, levels].cumsum()) * total_s
     best = int(times.argmin())
-    plain_s = float(_at(seconds, so_far.num_rows)) if plain_s is None else plain_s
-    saved_share = 1 - float(times[best] / (now * (plain_s + so_far.draft_s)))
+    saved_share = 1 - float(times[best] / (now * (_at(seconds, so_far.num_rows) + so_far.draft_s)))
     if saved_share <= 0:
         return np.zeros(len(gains), dtype=np.int64), 0.0
     return np.bincount(requests[: best + 1], minlength=len(gains)), saved_share

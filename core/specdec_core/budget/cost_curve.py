@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from statistics import median
 
@@ -31,10 +30,6 @@ NUM_COLD = 12
 next ones a quarter, then a tenth longer, on a CPU."""
 
 
-Bin = tuple[bool, int]
-"""Whether of plain steps, and the index of the size."""
-
-
 class CostCurve:
     """Estimates the seconds that a step takes, without drafting, from the number of tokens in the forward pass.
 
@@ -46,41 +41,37 @@ class CostCurve:
     measured: seconds by number of tokens, for one or more numbers.
     max_tokens: the most tokens of a forward pass.
 
-    Steps with drafts have bins of their own: their forward passes are slower than plain ones of as many tokens, since
-    drafting has emptied the caches (and on a GPU they wait for it).
-
-    Attributes: seconds float64 [max_tokens + 1], of steps with drafts, by number of tokens; it never falls. plain: the
-    same, of plain steps. load: by how many times all steps have become slower, whatever their size; only its changes
-    mean anything.
+    Attributes: seconds float64 [max_tokens + 1], by number of tokens; it never falls. load: by how many times all steps
+    have become slower, whatever their size; only its changes mean anything.
     """
 
     def __init__(self, measured: Mapping[int, float], max_tokens: int) -> None:
         self._sizes = np.array(list(sizes_up_to(max_tokens)))  # of the bins
         self._logs = np.log(np.arange(1, max_tokens + 1))
-        self._recent: dict[Bin, Recent] = defaultdict(lambda: Recent(MOST_AGE))
-        self._ratios: dict[Bin, float] = {}  # of the bins that were measured
+        self._recent = [Recent(MOST_AGE) for _ in self._sizes]
+        self._ratios: dict[int, float] = {}  # of the bins that were measured
         self.load = 1.0
-        self._load_at: dict[Bin, float] = {}  # of each bin: when it was last measured
-        self._last: list[Bin] = []  # the bins that were measured before the last update
+        self._load_at: dict[int, float] = {}  # of each bin: when it was last measured
+        self._last: list[int] = []  # the bins that were measured before the last update
         self._empty = Recent(MOST_AGE)
         self._num_steps = self._corrected_at = 0
-        self._measured_at: dict[Bin, int] = {}  # of each bin: the last step
+        self._measured_at = [0] * len(self._sizes)  # of each bin: the last step
         self._base = _never_falling(_interpolated(measured, max_tokens))
         bins = np.abs(np.subtract.outer(self._logs, np.log(self._sizes))).argmin(axis=1)
         self._expected = list(zip(bins.tolist(), self._base[1:].tolist(), strict=True))  # of each number of tokens
-        self.seconds = self.plain = self._base
+        self.seconds = self._base
 
-    def add(self, num_tokens: int, seconds: float, *, is_plain: bool = False) -> None:
+    def add(self, num_tokens: int, seconds: float) -> None:
         """Correct the curve by one step."""
         nearest, expected_s = self._expected[num_tokens - 1]
-        self._recent[is_plain, nearest].add(seconds / expected_s, self._num_steps + 1)
-        self._measured_at[is_plain, nearest] = self._num_steps + 1
+        self._recent[nearest].add(seconds / expected_s, self._num_steps + 1)
+        self._measured_at[nearest] = self._num_steps + 1
         self._count_step()
 
     def add_empty(self, num_tokens: int, seconds: float) -> None:
         """Count a step for which a proposer was asked, and had no draft token: the forward pass is slower than that of
         a plain step, since other code has run before it."""
-        self._empty.add(seconds - self.plain_at(num_tokens), self._num_steps + 1)
+        self._empty.add(seconds - float(self.seconds[num_tokens]), self._num_steps + 1)
         self._count_step()
 
     def refresh(self) -> None:
@@ -97,26 +88,23 @@ class CostCurve:
         """The seconds of a step with so many tokens. Several proposers' drafts may come to more than the table has."""
         return float(self.seconds[min(num_tokens, len(self.seconds) - 1)])
 
-    def plain_at(self, num_tokens: int) -> float:
-        """The seconds of a plain step with so many tokens."""
-        return float(self.plain[min(num_tokens, len(self.plain) - 1)])
-
     def more_s(self, num_tokens: int, more: int) -> float:
         """The seconds that `more` tokens add to a forward pass of num_tokens."""
         return self.at(num_tokens + more) - self.at(num_tokens)
 
     def is_out_of_date(self, num_tokens: int) -> bool:
-        """Whether many steps were measured since the last plain one of about so many tokens."""
-        return self._measured_at.get(self._plain_bin(num_tokens), 0) <= self._num_steps - NUM_UNMEASURED
+        """Whether many steps were measured since the last one of about so many tokens."""
+        return self._measured_at[self._bin(num_tokens)] <= self._num_steps - NUM_UNMEASURED
 
     def is_doubtful(self, num_tokens: int) -> bool:
-        """Whether other steps have become so much slower, or faster, since the last plain one of about so many tokens,
-        that it may not be true of these, too."""
-        change = self.load / self._load_at.get(self._plain_bin(num_tokens), self.load)
+        """Whether steps of other sizes have become so much slower, or faster, since the last one of about so many
+        tokens, that it may not be true of these, too."""
+        change = self.load / self._load_at.get(self._bin(num_tokens), self.load)
         return not 1 / DOUBTFUL < change < DOUBTFUL
 
-    def _plain_bin(self, num_tokens: int) -> Bin:
-        return True, self._expected[min(num_tokens, len(self._expected)) - 1][0]
+    def _bin(self, num_tokens: int) -> int:
+        nearest: int = self._expected[min(num_tokens, len(self._expected)) - 1][0]
+        return nearest
 
     def _count_step(self) -> None:
         self._num_steps += 1
@@ -125,7 +113,7 @@ class CostCurve:
 
     def _correct(self) -> None:
         last, self._corrected_at = self._corrected_at, self._num_steps
-        measured = [i for i, at in self._measured_at.items() if at > last]
+        measured = [i for i, at in enumerate(self._measured_at) if at > last]
         means = {i: self._recent[i].mean(self._num_steps, NUM_NEEDED) for i in measured}
         fresh = {i: ratio for i, ratio in means.items() if ratio is not None}
         if not fresh:
@@ -138,13 +126,9 @@ class CostCurve:
         self._ratios = {i: ratio * change for i, ratio in self._ratios.items()} | fresh
         self._load_at |= dict.fromkeys(fresh, self.load)
         self._last = list(fresh)
-        self.seconds, self.plain = self._table(is_plain=False), self._table(is_plain=True)
-
-    def _table(self, *, is_plain: bool) -> np.ndarray:
-        known = sorted(of for of in self._ratios if of[0] == is_plain) or sorted(self._ratios)
-        logs = np.log(self._sizes[[nearest for _, nearest in known]])
-        of_each = np.interp(self._logs, logs, [self._ratios[of] for of in known])
-        return _never_falling(self._base * np.concatenate([of_each[:1], of_each]))
+        known = sorted(self._ratios)
+        of_each = np.interp(self._logs, np.log(self._sizes[known]), [self._ratios[i] for i in known])
+        self.seconds = _never_falling(self._base * np.concatenate([of_each[:1], of_each]))
 
 
 def sizes_up_to(most: int) -> Iterator[int]:

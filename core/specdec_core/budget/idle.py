@@ -53,7 +53,7 @@ class Idle:
     def forget(self, request: RequestView) -> None:
         self._off.discard(request.id)
         self._judged.discard(request.id)
-        if self._requests is not None:  # all others are still off
+        if self._requests is not None:  # all others are still off; an ended request must not be kept alive
             self._requests = []
 
     def begin(self, requests: Sequence[RequestView]) -> None:
@@ -99,5 +99,4 @@ class Idle:
     def _costs_of(self, number: int) -> list[float]:
         """What a plain step of so many requests takes, and one with a few draft tokens, on a machine without load: what
         makes all steps slower makes drafting slower, too."""
-        curve = self._curve
-        return [curve.plain_at(number) / curve.load, curve.at(number + NUM_MORE) / curve.load]
+        return [self._curve.at(rows) / self._curve.load for rows in (number, number + NUM_MORE)]

@@ -31,7 +31,7 @@ class PlainSteps:
         is_wanted = self._debt.is_paid and self._curve.is_out_of_date(num_requests)
         if saved_share and not self._num_left and (is_wanted or self._curve.is_doubtful(num_requests)):
             self._num_left = NUM_IN_A_ROW
-            lost_s = NUM_IN_A_ROW * self._curve.plain_at(num_requests) * (saved_share + COLD_SHARE)
+            lost_s = NUM_IN_A_ROW * self._curve.at(num_requests) * (saved_share + COLD_SHARE)
             self._debt.add(lost_s * min(max(1.0, saved_share / CLOSE), MOST_RARER))
         is_taken = saved_share > 0 and self._num_left > 0
         self._num_left -= is_taken

@@ -172,7 +172,7 @@ class Speculation:
             if has_asked and not report.num_nodes:
                 self._curve.add_empty(num_tokens, seconds)
             elif has_asked or self._num_plain > NUM_COLD:
-                self._curve.add(num_tokens, seconds, is_plain=not has_asked)
+                self._curve.add(num_tokens, seconds)
         num_drafts = sum(draft is not None and draft.num_nodes > 0 for draft in self._own_drafts)
         accepted = report.accepted_per_request if num_drafts == 1 else {}  # else it is not known whose they were
         for drafter in self.drafters:

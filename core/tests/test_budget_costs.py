@@ -56,6 +56,20 @@ def test_what_was_learned_of_a_size_stays_relative_to_the_others() -> None:
     assert not curve.is_out_of_date(1)
 
 
+def test_sizes_that_were_not_measured_since_a_large_change_are_doubtful() -> None:
+    curve = CostCurve({1: 1.0, 6: 1.2}, 16)
+    for seconds in (1.2, 1.5, 3.0):
+        for _ in range(2 * NUM_BETWEEN):
+            curve.add(6, seconds)
+        assert curve.is_doubtful(1) == (seconds > 2)
+        if seconds < 2:
+            for _ in range(NUM_BETWEEN):
+                curve.add(1, 1.0)
+    for _ in range(NUM_BETWEEN):
+        curve.add(1, 1.0)
+    assert not curve.is_doubtful(1)
+
+
 def test_steps_in_which_nothing_was_found_make_plain_ones_no_dearer() -> None:
     curve = CostCurve({1: 1.0, 9: 1.8}, 16)
     for _ in range(3 * NUM_BETWEEN):

@@ -175,7 +175,7 @@ def test_in_a_large_batch_some_request_finds_a_draft() -> None:
     for name in "abcdefgh":
         budget.start(request_of(name), is_sampled=False)
     for _ in range(30):
-        curve.add_empty(8, 3.0)
+        curve.add_empty(8, 9.0)
     rows = np.arange(8)
     budget.survival._found.estimates[:, 0] = 0.5
     assert curve.empty_s > 1

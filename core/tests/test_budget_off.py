@@ -16,7 +16,7 @@ from simulated_budget import CPU, Simulated, budget_at, request_of
 from specdec_core.budget import budget as budgets, clock, retries
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
-from specdec_core.budget.cost_curve import NUM_BETWEEN
+from specdec_core.budget.cost_curve import NUM_BETWEEN, CostCurve
 from specdec_core.budget.recent import NUM_NEEDED
 from specdec_core.budget.retries import Retries
 from specdec_core.budget.survival import Past
@@ -146,7 +146,7 @@ def test_a_retry_pays_what_it_took_less_what_it_gained() -> None:
         accepted = {"a": num_accepted}
         return cost_of_retry(budget_at(0.01, "a"), [request_of("a")], [0], 0.5, 0.0, step_s, accepted)
 
-    estimated = 4 * 0.01 + 0.5
+    estimated = 0.01 + 0.5  # a draft token was found
     assert cost(1.2, 0) == pytest.approx(estimated), "longer than the step took more than a plain one, which takes 1"
     assert cost(1.9, 0) == pytest.approx(0.9)
     assert cost(99.0, 0) == pytest.approx(retries.OUTLIER * estimated)
@@ -154,9 +154,27 @@ def test_a_retry_pays_what_it_took_less_what_it_gained() -> None:
     assert cost(1.9, 1) == 0
 
 
+def test_a_retry_beside_a_prompt_does_not_pay_for_reading_it() -> None:
+    tried = Retries()
+    tried.choose(["a"], [9], [0])
+    tried.expect(0.5)
+    tried.end_steps([100.0], 1.0, {}, 1, is_prefill=True)
+    assert tried._debt._owed_s == 0.5
+
+
+def test_the_first_retries_of_a_proposer_that_observes_nothing_are_free() -> None:
+    """They may be slow, and one alone would keep it off for hundreds of steps."""
+    owed = []
+    for observes in (True, False):
+        budget = Budget(CostCurve({1: 1.0, 2: 1.01}, 64), 1, 9, in_place=False, observes=observes)
+        budget.start(request_of("a"), is_sampled=False)
+        owed.append(cost_of_retry(budget, [request_of("a")], [0], 5.0, 0.0))
+    assert owed == [pytest.approx(5.01), pytest.approx(0.01)]
+
+
 def test_a_retry_beside_other_requests_pays_for_its_part() -> None:
     budget, requests = budget_at(0.01, "a", "b"), [request_of("a"), request_of("b")]
-    tokens_s = budget._curve.more_s(2, retries.NUM_TOKENS)
+    tokens_s = budget._curve.more_s(2, 1)
     assert cost_of_retry(budget, requests, [9, 0], 2.0, 0.5) == pytest.approx(tokens_s + 2.0 / 2 + 0.5)
 
 
@@ -178,6 +196,11 @@ def test_a_few_requests_are_tried_again_in_turn() -> None:
     assert tried == [[4, 4, 2, 4, 0, 0], [4, 4, 0, 0, 4, 4], [0, 0, 2, 4, 4, 4]]
 
 
+def test_all_are_tried_again_at_once_where_nothing_is_observed() -> None:
+    tried = Retries(observes=False)
+    assert tried.choose([*"abcdef"], [9] * 6, [0] * 6) == [4] * 6
+
+
 def test_retries_become_rarer_where_none_gains() -> None:
     tried, owed = Retries(), []
     for gains in [0] * 40 + [9] + [0]:
@@ -196,7 +219,7 @@ def test_one_slow_retry_does_not_stop_the_next_ones() -> None:
     budget, requests = budget_at(0.01, "a"), [request_of("a")]
     for step in range(clock.NUM_SKIPPED + NUM_NEEDED):
         budget._first.add(1, 0.1, step)
-    tokens_s = budget._curve.more_s(1, retries.NUM_TOKENS)
+    tokens_s = budget._curve.more_s(1, 1)
     assert cost_of_retry(budget, requests, [0], 100.0, 0.0) == pytest.approx(tokens_s + retries.OUTLIER * 0.1)
 
 

@@ -9,10 +9,10 @@ import torch
 from naive_verifier import draft_of
 from simulated_budget import CPU, budget_at, request_of
 
-from specdec_core.budget import budget as budgets, plain_steps, retries
+from specdec_core.budget import budget as budgets, plain_steps
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
-from specdec_core.budget.cost_curve import NUM_COLD, CostCurve
+from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.budget.plain_steps import PlainSteps
 from specdec_core.budget.survival import GUESS, Past, Survival
 from specdec_core.contracts.draft import Draft
@@ -87,22 +87,6 @@ def test_to_start_takes_more_than_to_go_on(
         (number,) = budget._choose(np.array([0]), [5], Expected.of_plain(1))
         assert bool(number) == drafts
         assert bool(budget.saved_share) == drafts
-
-
-def test_a_retry_pays_for_the_cold_steps_after_it() -> None:
-    budget, request = budget_of("a"), request_of("a")
-    budget._choose = lambda rows, limits, so_far: [0]  # type: ignore[method-assign]
-    assert budget.share([request], [9], Expected.of_plain(1)) == [retries.NUM_TOKENS]
-    budget.levels([4], CPU)
-    budget.keep(Draft.from_chains([[5]]))
-    budget.end_drafting(0.5, 0.0)
-    budget.end_steps([1.5], 1, {})
-    before = budget.retries._debt._owed_s
-    assert before > 0
-    for _ in range(2 * NUM_COLD):
-        budget.end_steps([1.25], 1, {})
-    paid_back = 2 * NUM_COLD * 1.25 * retries.TIME_SHARE
-    assert budget.retries._debt._owed_s == pytest.approx(before + NUM_COLD * 0.25 - paid_back)
 
 
 @pytest.mark.parametrize(("saved_share", "number"), [(0.05, 14), (0.6, 2)])

@@ -76,13 +76,22 @@ class Budget:
     curve: of the target, shared by all proposers of an engine.
     num_speculative_tokens: the most draft tokens of a request in a step, for this proposer.
     in_place: whether a node must keep its index among its request's nodes, since the draft's KV cache depends on it.
+    observes: whether the proposer reads the target's hidden states.
 
     Attributes: survival, what was learned of the proposer's drafts. idle, which requests do not draft. retries, when
     these are tried again. saved_share, of the time per output token: what drafting is expected to save, by the last
     choice; 0 if nothing is drafted.
     """
 
-    def __init__(self, curve: CostCurve, max_num_seqs: int, num_speculative_tokens: int, *, in_place: bool) -> None:
+    def __init__(
+        self,
+        curve: CostCurve,
+        max_num_seqs: int,
+        num_speculative_tokens: int,
+        *,
+        in_place: bool,
+        observes: bool = True,
+    ) -> None:
         self._curve, self._most, self._in_place = curve, num_speculative_tokens, in_place
         self.survival = Survival(max_num_seqs)
         self.idle = Idle(curve, self.survival.group)
@@ -91,7 +100,8 @@ class Budget:
         # Averages of drafts: draft tokens of a level, levels after the first, draft tokens that are verified, and the
         # share of the expected gain that these have.
         self._nodes_per_level = self._levels_per_draft = self._kept_per_draft = self._kept_gain = 1.0
-        self.retries = Retries()
+        self.retries, self._observes = Retries(observes=observes), observes
+        self._num_kept = 0  # draft tokens of this step that are verified
         self.saved_share = 0.0
         self._can_retry = True  # some request of the last step may have draft tokens
         self._num_steps = 0
@@ -206,6 +216,7 @@ class Budget:
             if not self.retries.number:
                 self._kept_per_draft += NEWEST_WEIGHT * (draft.num_nodes / num_found - self._kept_per_draft)
                 self._kept_gain += NEWEST_WEIGHT * (kept_gain - self._kept_gain)
+        self._num_kept = draft.num_nodes
         num_tokens = [len(request.token_ids) for request in self._requests]
         self._past.append(Past(self._requests, self._rows, num_tokens, self._limits, whole))
         return draft
@@ -222,8 +233,9 @@ class Budget:
             self._first.add(size, seconds - level_s * levels.num_forwarded, step)
             self._level.add(size, level_s, step)
         if number := self.retries.number:
-            seconds = min(seconds, OUTLIER * usual_s) if usual_s else seconds
-            more_s = self._curve.more_s(self._so_far.num_rows, number * RETRY_TOKENS)
+            if usual_s or not self._observes:  # else the first calls, which may be slow, are all that is known
+                seconds = min(seconds, OUTLIER * usual_s)
+            more_s = self._curve.more_s(self._so_far.num_rows, round(self._num_kept * number / size))
             self.retries.expect(more_s + seconds * number / size + late_s + self._observe.seconds(number))
         elif levels is not None:
             self._levels_per_draft += NEWEST_WEIGHT * (levels.num_forwarded - self._levels_per_draft)
@@ -240,12 +252,15 @@ class Budget:
         """Count the time that the proposer took for observing requests in a step without prefill."""
         self._observe.add(num_requests, seconds, self._num_steps)
 
-    def end_steps(self, seconds: Sequence[float], num_requests: int, accepted: Mapping[str, int]) -> None:
-        """Count steps, and the seconds that each took. num_requests, accepted: of the last one, {request id: accepted
-        draft tokens}; empty if it is not known which proposer's they were."""
+    def end_steps(
+        self, seconds: Sequence[float], num_requests: int, accepted: Mapping[str, int], *, is_prefill: bool = False
+    ) -> None:
+        """Count steps, and the seconds that each took. num_requests, is_prefill: of the last one. accepted: in it,
+        {request id: accepted draft tokens}; empty if it is not known which proposer's they were."""
         self._num_steps += len(seconds)
         if num_requests:
-            self.retries.end_steps(seconds, self._curve.at(num_requests), accepted, num_requests)
+            plain_s = self._curve.at(num_requests)
+            self.retries.end_steps(seconds, plain_s, accepted, num_requests, is_prefill=is_prefill)
 
     def _rows_of(self, requests: Sequence[RequestView]) -> np.ndarray:
         if requests != self._known[0]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 
-from specdec_core.budget.cost_curve import NUM_COLD
 from specdec_core.budget.debt import Debt
 
 TIME_SHARE = 0.01
@@ -13,27 +13,30 @@ NUM_PATIENT, MOST_RARER = 8, 4.0
 """Retries in a row that gain nothing, after which further ones are half as often; and how much rarer they become at
 most."""
 NUM_TOKENS, MOST_TOGETHER = 4, 4
-"""Draft tokens of a request that is tried again, and how many requests are in a step."""
+"""Draft tokens of a request that is tried again, and how many requests are in a step if the proposer reads hidden
+states: those of requests that were not observed yet are read first, which takes long."""
 OUTLIER = 4.0
 """A retry that took longer than this many times what was expected was interrupted, and counts as that."""
 
 
 class Retries:
-    """Chooses which requests are tried again, and counts what that costs: drafting, a slower forward pass, and slower
-    plain steps after it, less the time that accepted draft tokens save. A retry that gains is followed by others at
+    """Chooses which requests are tried again, and counts what that costs: drafting, and a slower forward
+    pass, less the time that accepted draft tokens save. A retry that gains is followed by others at
     once, until the estimates have changed.
+
+    observes: whether the proposer reads hidden states.
 
     Attribute: number, of the requests that are tried again in this step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, observes: bool = True) -> None:
+        self._most = MOST_TOGETHER if observes else sys.maxsize
         self._debt = Debt(TIME_SHARE)
         self._ids: list[str] = []  # of the requests that are tried again in this step
         self._is_whole = False  # no other request drafts in this step
         self._next = 0  # the first of the next ones, among those that are off
         self._expected_s = 0.0  # of this step's
         self._num_vain = 0  # retries in a row that gained nothing
-        self._cold_left = 0  # plain steps after the last one that may take longer
 
     @property
     def number(self) -> int:
@@ -49,7 +52,7 @@ class Retries:
 
     def choose(self, ids: Sequence[str], limits: Sequence[int], numbers: list[int]) -> list[int]:
         """Return the numbers of draft tokens together with those of requests that are tried again, if it is time. Not
-        all at once: what some show tells of the others, too, and those that were not observed yet cost more.
+        all at once if the proposer observes; what some show tells of the others, too.
 
         ids, limits: of the requests, and the most draft tokens of each. numbers: of draft tokens; 0: it is off.
         """
@@ -57,7 +60,7 @@ class Retries:
             return numbers
         off = [i for i, number in enumerate(numbers) if not number]
         first = self._next % len(off)
-        tried = (off[first:] + off[:first])[:MOST_TOGETHER]
+        tried = (off[first:] + off[:first])[: self._most]
         self._next, self._ids, self._is_whole = first + len(tried), [ids[i] for i in tried], len(off) == len(numbers)
         return [
             min(limit, NUM_TOKENS) if i in tried else number
@@ -69,24 +72,26 @@ class Retries:
         self._expected_s = seconds
 
     def end_steps(
-        self, seconds: Sequence[float], plain_s: float, accepted: Mapping[str, int], num_requests: int
+        self,
+        seconds: Sequence[float],
+        plain_s: float,
+        accepted: Mapping[str, int],
+        num_requests: int,
+        *,
+        is_prefill: bool = False,
     ) -> None:
         """Count steps, the last of which may have had retries.
 
         seconds: of each. plain_s: of a plain step. accepted: of the last step, {request id: accepted draft tokens};
-        empty if it is not known whose they were. num_requests: of the last step.
+        empty if it is not known whose they were. num_requests, is_prefill: of the last step.
         """
         self._debt.pay(sum(seconds))
         if self._expected_s:
             lost_s = self._expected_s
-            if self._is_whole:
+            if self._is_whole and not is_prefill:
                 lost_s = min(max(lost_s, seconds[-1] - plain_s), OUTLIER * lost_s)
             gained_s = sum(accepted.get(request_id, 0) for request_id in self._ids) * plain_s / num_requests
             rarer = min(1 + self._num_vain / NUM_PATIENT, MOST_RARER)
             self._debt.add(max(0.0, lost_s - gained_s) * rarer)
             self._num_vain = 0 if gained_s > lost_s else self._num_vain + 1
-            self._expected_s, self._cold_left = 0.0, NUM_COLD
-        elif self._cold_left > 0:
-            self._cold_left -= len(seconds)
-            longer = [each_s - plain_s for each_s in seconds if each_s < 2 * plain_s]  # others have prefill, or drafts
-            self._debt.add(max(0.0, sum(longer)))
+            self._expected_s = 0.0

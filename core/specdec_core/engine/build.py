@@ -177,7 +177,8 @@ def _drafter(
     budget = None
     if curve is not None:
         in_place = layout is not None and layout.keeps_nodes
-        budget = Budget(curve, design.config.max_num_seqs, number, in_place=in_place)
+        observes = method.plan.observes
+        budget = Budget(curve, design.config.max_num_seqs, number, in_place=in_place, observes=observes)
     proposer = build_proposer(method.spec, method.config.options, _build_context(method, design, target, attention))
     return Drafter(
         NamedProposer(proposer, method.spec.name),

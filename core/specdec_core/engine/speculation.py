@@ -99,11 +99,6 @@ class Speculation:
         if self._is_idle:
             return self._empty_draft(len(schedule.requests)), ()
         if self._takes_plain_step(schedule):
-            for drafter in self.drafters:
-                drafter.pass_step()
-            self._own_drafts = [None] * len(self.drafters)
-            return self._empty_draft(len(schedule.requests)), ()
-        if self._watch and not schedule.num_prefill_tokens and self._watch.skips(schedule.num_decode_requests):
             self._own_drafts = [None] * len(self.drafters)
             return self._empty_draft(len(schedule.requests)), ()
         num_requests = len(schedule.requests)
@@ -122,14 +117,19 @@ class Speculation:
         return drafts[0] if len(drafts) == 1 else combine_drafts(drafts, schedule.budgets), checks
 
     def _takes_plain_step(self, schedule: Schedule) -> bool:
-        """Whether nothing is drafted in this step, to measure it."""
+        """Whether nothing is drafted in this step, to measure a plain one."""
+        if self._watch is not None:
+            return not schedule.num_prefill_tokens and self._watch.skips(schedule.num_decode_requests)
         if self._plain_steps is None:
             return False
         if schedule.num_prefill_tokens:
             self._plain_steps.break_off()
             return False
         saved_share = max((each.budget.saved_share for each in self.drafters if each.budget is not None), default=0.0)
-        return self._plain_steps.takes(len(schedule.requests), saved_share)
+        is_taken = self._plain_steps.takes(len(schedule.requests), saved_share)
+        for drafter in self.drafters if is_taken else ():
+            drafter.pass_step()
+        return is_taken
 
     def _empty_draft(self, num_requests: int) -> Draft:
         """A draft without draft tokens. Made once for each number of requests: plain decoding has one in each step."""
@@ -175,9 +175,10 @@ class Speculation:
                 self._curve.add(num_tokens, seconds)
         num_drafts = sum(draft is not None and draft.num_nodes > 0 for draft in self._own_drafts)
         accepted = report.accepted_per_request if num_drafts == 1 else {}  # else it is not known whose they were
+        of_step = report.num_decode_requests, accepted
         for drafter in self.drafters:
             if drafter.budget is not None:
-                drafter.budget.end_steps(self._unsaved, report.num_decode_requests, accepted)
+                drafter.budget.end_steps(self._unsaved, *of_step, is_prefill=report.num_prefill_tokens > 0)
         if self._plain_steps is not None:
             self._plain_steps.end_steps(sum(self._unsaved))
         self._unsaved.clear()

@@ -17,6 +17,7 @@ from specdec_core.budget import budget as budgets, clock, retries
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import NUM_BETWEEN, CostCurve
+from specdec_core.budget.idle import NUM_BESIDE
 from specdec_core.budget.recent import NUM_NEEDED
 from specdec_core.budget.retries import Retries
 from specdec_core.budget.survival import Past
@@ -283,6 +284,19 @@ def test_a_method_that_is_off_beside_another_one_does_not_choose_in_each_step(mo
     for _ in range(2 * budgets.NUM_HELD):
         assert budget.share(requests, [9], Expected(np.ones(1), 1, covered=np.full((1, 2), 0.5))) == [0]
     assert len(chosen) == 2
+
+
+def test_how_long_a_method_is_not_asked_beside_another_one() -> None:
+    budget, requests = budget_at(0.01, "a"), [request_of("a")]
+    budget.retries._debt.add(9.0)  # none is due
+    budget.idle.begin(requests, is_beside=True)
+    assert [budget.stays_idle(requests, is_beside=True) for _ in range(NUM_BESIDE + 2)] == [True] * NUM_BESIDE + [
+        False
+    ] * 2
+    budget.idle.begin(requests, is_beside=True)
+    assert not budget.stays_idle(requests), "what does not pay beside others may pay alone"
+    budget.idle.begin(requests)
+    assert all(budget.stays_idle(requests, is_beside=True) for _ in range(2 * NUM_BESIDE))
 
 
 def test_what_did_not_pay_beside_others_may_pay_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from ledger import LEDGER, Ledger, Page
 from offered import Offered
 
 from specdec_core import Draft, SamplingParams
-from specdec_core.engine import observer as observing
+from specdec_core.engine import arrears as storing, observer as observing
 from specdec_core.engine.arrears import Arrears
 
 LEDGER_CONFIG = {"method": "ledger", "num_speculative_tokens": 2}
@@ -105,6 +105,33 @@ def test_what_another_proposer_drafted_is_observed_late(
     assert generate(sometimes, PROMPTS, GREEDY) == expected
     assert_alike(pages(sometimes), pages(always))
     assert max(kept) > 1, "no draft token was accepted"
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 16])
+def test_a_method_that_is_not_asked_observes_late_what_another_one_drafted(
+    make_llm: Any, generate: Any, monkeypatch: pytest.MonkeyPatch, at_once: int
+) -> None:
+    monkeypatch.setattr(storing, "NUM_GATHERED", at_once)
+    config = {"method": ["ledger", "other"], "num_speculative_tokens": 2}
+    always, sometimes = (make_llm(config, plugins=Offered(LEDGER, evolve(LEDGER, name="other"))) for _ in range(2))
+    idle, late = sometimes.engine._speculation.drafters[0], 12
+    idle.observer.is_off = lambda request: request.num_tokens < len(PROMPTS[0]) + late
+    idle.stays_idle = lambda requests, *, is_prefill, is_beside=False: (
+        not is_prefill and all(map(idle.observer.is_off, requests))
+    )
+    widths, keep = [], Arrears.keep_accepted
+
+    def recorded(self: Any, requests: Any, wanted: Any, verdict: Any, features: Any) -> None:
+        widths.append(int(verdict.num_accepted.max()))
+        keep(self, requests, wanted, verdict, features)
+
+    monkeypatch.setattr(Arrears, "keep_accepted", recorded)
+    expected = generate(always, PROMPTS, GREEDY)
+    assert not widths
+    assert generate(sometimes, PROMPTS, GREEDY) == expected
+    assert_alike(pages(sometimes), pages(always))
+    assert max(widths) > 0, "no draft token was accepted"
+    assert min(len(page.token_ids) for page in pages(sometimes)) > len(PROMPTS[0]) + late
 
 
 def test_what_was_drafted_and_cut_is_observed_at_once(make_llm: Any, generate: Any) -> None:

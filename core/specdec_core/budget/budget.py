@@ -135,11 +135,11 @@ class Budget:
         """Whether a request does not draft at present."""
         return self.idle.is_off(request)
 
-    def stays_idle(self, requests: Sequence[RequestView], *, is_prefill: bool = False) -> bool:
-        """Whether it is already decided that none of these requests drafts in this step. is_prefill: whether a prompt
-        is read."""
+    def stays_idle(self, requests: Sequence[RequestView], *, is_prefill: bool = False, is_beside: bool = False) -> bool:
+        """Whether it is already decided that none of these requests drafts in this step. is_prefill, is_beside: whether
+        a prompt is read, and whether other proposers have drafts."""
         is_due = self._can_retry and self.retries.is_due
-        return not is_due and self.idle.goes_on(requests, is_prefill=is_prefill)
+        return not is_due and self.idle.goes_on(requests, is_prefill=is_prefill, is_beside=is_beside)
 
     def pass_step(self) -> None:
         """Note that the proposer was not asked in a step."""
@@ -240,11 +240,11 @@ class Budget:
         elif levels is not None:
             self._levels_per_draft += NEWEST_WEIGHT * (levels.num_forwarded - self._levels_per_draft)
 
-    def after(self, requests: Sequence[RequestView], draft: Draft | None) -> Expected:
+    def after(self, requests: Sequence[RequestView], draft: Draft) -> Expected:
         """What the step is expected to yield together with a draft of this proposer. requests, draft: all that are
-        scheduled, those that did not draft included; None: none did."""
+        scheduled, those that did not draft included."""
         so_far = self._so_far
-        if draft is None or not draft.num_nodes or not draft.is_on_host(draft.scores, draft.parents, draft.q_rows):
+        if not draft.num_nodes or not draft.is_on_host(draft.scores, draft.parents, draft.q_rows):
             return so_far
         return expected_with(draft, self._drafted_s, so_far, self.survival, requests)
 

@@ -13,6 +13,8 @@ SAME = 0.1
 """Costs that have changed by less than this share change no decision that nothing is drafted."""
 NUM_MORE = 4
 """Draft tokens whose cost is compared."""
+NUM_BESIDE = 32
+"""Steps for which it holds that nothing is drafted beside other proposers' drafts, which change."""
 
 
 class Idle:
@@ -28,6 +30,7 @@ class Idle:
         self._judged: set[str] = set()  # ids of those about which was decided
         self._is_all_off = False
         self._requests: Sequence[RequestView] | None = None  # of a step in which all were off
+        self._is_beside, self._num_left = False, 0  # if that is so beside other drafts only: for how many more steps
         self._size, self._decided_by = 0, curve.seconds  # their number, and the costs then
         self._costs = [0.0, 0.0]
         self._new_off: set[tuple[int, int]] = set()  # groups and batch sizes: new requests like these are off
@@ -56,9 +59,10 @@ class Idle:
         if self._requests is not None:  # all others are still off; an ended request must not be kept alive
             self._requests = []
 
-    def begin(self, requests: Sequence[RequestView]) -> None:
-        """Note that none of a step's requests drafts."""
+    def begin(self, requests: Sequence[RequestView], *, is_beside: bool = False) -> None:
+        """Note that none of a step's requests drafts. is_beside: because other proposers have drafts for them."""
         self._requests, self._decided_by = list(requests), self._curve.seconds
+        self._is_beside, self._num_left = is_beside, NUM_BESIDE
         self._size, self._costs = len(requests), self._costs_of(len(requests))
 
     def end(self) -> None:
@@ -69,11 +73,16 @@ class Idle:
         """Note that the estimates have changed."""
         self._new_off.clear()
 
-    def goes_on(self, requests: Sequence[RequestView], *, is_prefill: bool) -> bool:
+    def goes_on(self, requests: Sequence[RequestView], *, is_prefill: bool, is_beside: bool = False) -> bool:
         """Whether it is already decided that none of these requests drafts: only the costs of a step may change that,
-        or other requests. is_prefill: whether a prompt is read; a new request is decided on after that."""
+        or other requests. is_prefill: whether a prompt is read; a new request is decided on after that. is_beside:
+        whether other proposers have drafts in this step. What does not pay without these does not pay beside them."""
         if self._requests is None:
             return False
+        if self._is_beside:
+            self._num_left -= is_beside
+            if not is_beside or self._num_left < 0:
+                return False
         if self._curve.seconds is not self._decided_by:
             if not np.allclose(self._costs_of(self._size), self._costs, rtol=SAME):
                 self._new_off.clear()

@@ -10,6 +10,8 @@ import torch
 from attrs import define, field
 
 from specdec_core.contracts.proposer import Observation
+from specdec_core.contracts.verifier import Verdict
+from specdec_core.engine.observation import final_counts
 from specdec_core.engine.request import Request
 
 Features = Mapping[str, torch.Tensor]
@@ -17,6 +19,8 @@ Features = Mapping[str, torch.Tensor]
 
 NUM_AT_ONCE = 64
 """Forward passes after which the padding of their hidden states is dropped."""
+NUM_GATHERED, MOST_GATHERED = 16, 1024
+"""Forward passes with drafts, and rows of these, after which those of accepted tokens are copied."""
 
 
 @define(eq=False)
@@ -54,6 +58,46 @@ class _Segment:
         self.steps[-len(last) :] = [{tap: each[j] for tap, each in of_steps.items()} for j in range(len(last))]
 
 
+@define(eq=False)
+class _Waiting:
+    """Forward passes with drafts, of the same requests, of which the accepted tokens' rows are to be copied. wanted: 1
+    or 0 for each request; of those with 0, nothing is stored."""
+
+    requests: Sequence[Request]
+    wanted: Sequence[int]
+    starts: Sequence[int]  # each request's first position
+    passes: list[tuple[Verdict, Features]] = field(factory=list)
+    most_tokens: int = 0  # that may be stored
+    num_rows: int = 0  # in memory
+
+    def add(self, verdict: Verdict, features: Features) -> int:
+        """Returns how many tokens it has at most."""
+        self.passes.append((verdict, features))
+        more = verdict.token_ids.shape[1] * sum(self.wanted)
+        self.most_tokens += more
+        self.num_rows += len(next(iter(features.values()), ()))
+        return more
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.passes) == NUM_GATHERED or self.num_rows > MOST_GATHERED
+
+    def gathered(self, device: torch.device) -> tuple[list[int], Features]:
+        """The number of tokens of each request, and {tap: [num_tokens, width]}, one request after the other."""
+        wanted = np.array(self.wanted)
+        counts = [final_counts(verdict) * wanted for verdict, _ in self.passes]
+        rows, above = [], 0
+        for count, (verdict, features) in zip(counts, self.passes, strict=True):
+            decided_at = verdict.rows.numpy()  # rows of logits are those of tokens, since there was no prefill
+            rows.append(above + decided_at[np.arange(decided_at.shape[1]) < count[:, None]])
+            above += len(next(iter(features.values()), ()))
+        owners = np.concatenate([np.arange(len(count)).repeat(count) for count in counts])
+        index = torch.from_numpy(np.concatenate(rows)[owners.argsort(kind="stable")]).to(device)
+        of_passes = [features for _, features in self.passes]
+        found = {tap: torch.cat([each[tap] for each in of_passes]).index_select(0, index) for tap in of_passes[0]}
+        return np.sum(counts, axis=0).tolist(), found
+
+
 class Arrears:
     """Stores hidden states until the proposer sees them in a late observation.
 
@@ -65,12 +109,19 @@ class Arrears:
     def __init__(self, device: torch.device) -> None:
         self._places: dict[str, list[tuple[_Segment, int]]] = {}  # of each request: its segments, and index in them
         self._open: _Segment | None = None  # the newest segment; None: some of its requests are gone
+        self._waiting: _Waiting | None = None  # newer than all segments
         self._device = device
         self.num_tokens = 0  # of all requests
         self._num_rows = 0  # that are in memory
 
     def __contains__(self, request: Request) -> bool:
+        self._gather()
         return request.id in self._places
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether what was given to `keep_accepted` is still to be copied. `keep` would do that now."""
+        return self._waiting is not None
 
     def keep(self, requests: Sequence[Request], counts: Sequence[int], features: Features) -> None:
         """Store the hidden states of a forward pass, from position `num_computed` of each request on.
@@ -79,20 +130,49 @@ class Arrears:
         features: {tap: [sum(counts) or more, width]}, which are not written to afterwards. What follows the tokens is
             padding.
         """
+        self._gather()
+        self._add(requests, counts, [request.num_computed for request in requests], features)
+
+    def keep_accepted(
+        self, requests: Sequence[Request], wanted: Sequence[int], verdict: Verdict, features: Features
+    ) -> None:
+        """Store the hidden states of each request's root and accepted draft tokens, as `keep` does with the first
+        tokens, of a forward pass without prefill. They are copied later, those of several forward passes at once.
+
+        wanted: 1 or 0 for each request; of those with 0, nothing is stored. verdict: on the host.
+        """
+        waiting = self._waiting
+        if waiting is None or waiting.requests != requests or waiting.wanted != wanted:
+            self._gather()
+            starts = [request.num_computed for request in requests]
+            waiting = self._waiting = _Waiting(list(requests), list(wanted), starts)
+        self.num_tokens += waiting.add(verdict, features)
+        if waiting.is_full:
+            self._gather()
+
+    def _gather(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self.num_tokens -= waiting.most_tokens
+            counts, features = waiting.gathered(self._device)
+            self._add(waiting.requests, counts, waiting.starts, features)
+
+    def _add(
+        self, requests: Sequence[Request], counts: Sequence[int], starts: Sequence[int], features: Features
+    ) -> None:
         segment = self._open
         if segment is None or segment.requests != requests or segment.counts != counts:
             if segment is not None and segment.is_padded:
                 segment.drop_padding()
-            segment = self._open = self._begin(requests, counts)
+            segment = self._open = self._begin(requests, counts, starts)
         segment.steps.append(features)
         if len(segment.steps) % NUM_AT_ONCE == 0 and segment.is_padded:
             segment.drop_padding()
         self.num_tokens += segment.num_live
         self._num_rows += segment.num_live
 
-    def _begin(self, requests: Sequence[Request], counts: Sequence[int]) -> _Segment:
-        starts = [request.num_computed for request in requests]
-        segment = _Segment(list(requests), list(counts), starts, num_live=sum(counts))
+    def _begin(self, requests: Sequence[Request], counts: Sequence[int], starts: Sequence[int]) -> _Segment:
+        segment = _Segment(list(requests), list(counts), list(starts), num_live=sum(counts))
         for i, (request, count) in enumerate(zip(requests, counts, strict=True)):
             if count:
                 self._places.setdefault(request.id, []).append((segment, i))
@@ -132,6 +212,7 @@ class Arrears:
 
     def drop(self, request: Request) -> None:
         """Forget what is stored of a request."""
+        self._gather()
         self._remove(request)
         self._compact()
 
@@ -141,6 +222,7 @@ class Arrears:
 
     def counts(self) -> dict[Request, int]:
         """The number of stored tokens of each request."""
+        self._gather()
         first = {request_id: places[0] for request_id, places in self._places.items()}
         return {segment.requests[i]: self._num_tokens(request_id) for request_id, (segment, i) in first.items()}
 

@@ -88,8 +88,13 @@ class Drafter:
         tries_again = self.budget is not None and self.budget.retries.is_due
         return self.observer.may_ever_draft(request) if tries_again else self.observer.may_draft(request)
 
+    def stays_idle(self, requests: Sequence[Request], *, is_prefill: bool, is_beside: bool = False) -> bool:
+        """Whether it was decided in earlier steps that none of these requests drafts in this one. The arguments are
+        those of `Budget.stays_idle`."""
+        return self.budget is not None and self.budget.stays_idle(requests, is_prefill=is_prefill, is_beside=is_beside)
+
     def pass_step(self) -> None:
-        """Note that nothing is drafted in this step, which has no prefill, and that no hidden states are observed."""
+        """Note that the proposer is not asked in this step, and that it observes nothing if there is no prefill."""
         self._asked, self.is_idle = (), True
         if self.budget is not None:
             self.budget.pass_step()
@@ -114,7 +119,7 @@ class Drafter:
             wanted = self.budget.share(schedule.requests, wanted, so_far)
             self.is_idle = may_idle and not any(wanted)
             if self.is_idle:
-                self.budget.idle.begin(schedule.requests)
+                self.budget.idle.begin(schedule.requests, is_beside=so_far.covered is not None)
         drafting = [request for request, budget in zip(schedule.requests, wanted, strict=True) if budget]
         self._asked = drafting
         if not drafting:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -15,7 +15,7 @@ from specdec_core.contracts.proposer import Observation, Plan
 from specdec_core.contracts.verifier import Verdict
 from specdec_core.engine.arrears import Arrears
 from specdec_core.engine.named_proposer import NamedProposer
-from specdec_core.engine.observation import final_rows, observation_of
+from specdec_core.engine.observation import final_counts, final_rows, observation_of
 from specdec_core.engine.request import Request
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
@@ -89,22 +89,25 @@ class Observer:
             self._put_off(schedule, computed, verdict, off, counts)
         return len(on)
 
-    def put_off(self, schedule: Schedule, computed: Computed, verdict: Verdict) -> None:
-        """Store the hidden states of a forward pass in which no proposer drafted, drafting was turned off for all
-        requests, and each had its root only. The short way of `observe`."""
+    def put_off(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
+        """Store the hidden states of a forward pass without prefill, for which this proposer was not asked, since
+        drafting was turned off for all requests. The short way of `observe`."""
         if not self._plan.observes:
             return
-        if schedule.requests != self._last.requests or not self._num_alike:
+        if schedule.requests != self._last.requests or self._num_alike <= 0:
             self._last = self._stored_of(schedule.requests)
-        self._num_alike -= 1
-        last, features = self._last, computed.features
-        if not self._has_room(last.number, 1):
-            self._put_off(schedule, computed, verdict, range(len(last.requests)), list(last.counts))
+        last, features, most = self._last, computed.features, 1 + draft.max_depth
+        self._num_alike -= most
+        if not self._has_room(last.number * most, most):
+            self._put_off(schedule, computed, verdict, range(len(last.requests)), final_counts(verdict).tolist())
+        elif last.number and (draft.num_nodes or self._arrears.is_waiting):
+            self._arrears.keep_accepted(last.requests, last.counts, verdict, self._tapped(features))
+            self._room -= most
         elif last.number:
-            if last.rows is not None or len(features) > len(self._plan.taps):
-                taken = slice(None) if last.rows is None else last.rows.to(computed.batch.token_ids.device)
+            if last.rows is not None:
+                taken = last.rows.to(computed.batch.token_ids.device)
                 features = {tap: features[tap][taken] for tap in self._plan.taps}
-            self._arrears.keep(last.requests, last.counts, features)
+            self._arrears.keep(last.requests, last.counts, self._tapped(features))
             self._room -= 1
 
     def _stored_of(self, requests: list[Request]) -> _Stored:
@@ -182,6 +185,10 @@ class Observer:
                 rows = torch.from_numpy(numbers).to(computed.batch.token_ids.device)
                 features = {tap: computed.features[tap].index_select(0, rows) for tap in self._plan.taps}
         self._arrears.keep(requests, counts, features)
+
+    def _tapped(self, features: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        taps = self._plan.taps
+        return features if len(features) == len(taps) else {tap: features[tap] for tap in taps}
 
     def _has_room(self, number: int, most: int) -> bool:
         """Whether so many more tokens can be stored, `most` of them of one request."""

@@ -25,12 +25,14 @@ class OwnCounts:
         """Count a step. names, drafts: of each proposer; a draft is one over all scheduled requests, or None. Drafts
         whose tokens are on a GPU are not counted: reading them would wait for it. verdict: on the host. emitted: of
         each request, how many of its accepted draft tokens were emitted; a stop may leave out the last ones."""
+        is_alone = sum(draft is not None and draft.num_nodes > 0 for draft in drafts) == 1
         for name, draft in zip(names, drafts, strict=True):
             counts = self.counts.setdefault(name, DraftCounts())
             if draft is not None and draft.num_nodes and draft.is_on_host(draft.token_ids, draft.parents):
-                for (num_draft_tokens, num_accepted), most in zip(_of_each(draft, verdict), emitted, strict=True):
-                    if num_draft_tokens:
-                        counts.add(num_draft_tokens, min(num_accepted, most))
+                accepted = emitted if is_alone else _accepted(draft, verdict)
+                for number, own, most in zip(draft.num_live_per_request, accepted, emitted, strict=True):
+                    if number:
+                        counts.add(number, min(own, most))
 
     def metrics(self) -> list[Counter]:
         """The counts of all methods, as METHOD_num_drafts and so on."""
@@ -45,8 +47,8 @@ class OwnCounts:
         ]
 
 
-def _of_each(draft: Draft, verdict: Verdict) -> list[tuple[int, int]]:
-    """Return the numbers of draft tokens and of accepted ones of each request."""
+def _accepted(draft: Draft, verdict: Verdict) -> Sequence[int]:
+    """The number of accepted draft tokens of each request."""
     nodes, size = Nodes.of(draft), draft.batch_size
     texts = np.full((size, int(nodes.depths.max()) + 1), -1)
     known = verdict.token_ids.numpy()[:, : texts.shape[1]]
@@ -54,5 +56,5 @@ def _of_each(draft: Draft, verdict: Verdict) -> list[tuple[int, int]]:
     texts[np.arange(texts.shape[1]) >= verdict.num_accepted.numpy()[:, None]] = -1
     accepted = np.zeros(size, dtype=np.int64)
     np.maximum.at(accepted, nodes.requests, np.where(nodes.accepted(texts), nodes.depths, 0))
-    numbers = np.bincount(nodes.requests[nodes.depths > 0], minlength=size)
-    return list(zip(numbers.tolist(), accepted.tolist(), strict=True))
+    found: list[int] = accepted.tolist()
+    return found

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import torch
 
+from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import NUM_COLD, CostCurve
 from specdec_core.budget.plain_steps import PlainSteps
@@ -62,9 +63,8 @@ class Speculation:
         """Whether it was decided in earlier steps that none of the scheduled requests drafts in this one. Always, if
         there is no proposer. Called before the other methods in each step."""
         self._is_idle = False
-        for drafter in self.drafters:
-            if drafter.budget is None or not drafter.budget.stays_idle(requests, is_prefill=is_prefill):
-                return False
+        if not all(drafter.stays_idle(requests, is_prefill=is_prefill) for drafter in self.drafters):
+            return False
         for drafter in self.drafters:
             drafter.pass_step()
         self._is_idle = True
@@ -103,14 +103,23 @@ class Speculation:
             return self._empty_draft(len(schedule.requests)), ()
         num_requests = len(schedule.requests)
         so_far = Expected.of_plain(num_requests)
-        self._own_drafts, checks = [], []
-        for i, drafter in enumerate(self.drafters, 1):
+        self._own_drafts, checks, is_beside = [], [], False
+        last: tuple[Budget, Draft] | None = None  # whose draft is not counted in so_far yet
+        for drafter in self.drafters:
+            is_prefill = schedule.num_prefill_tokens > 0
+            if drafter.stays_idle(schedule.requests, is_prefill=is_prefill, is_beside=is_beside):
+                drafter.pass_step()
+                self._own_drafts.append(None)
+                continue
+            if last is not None:
+                so_far, last = last[0].after(schedule.requests, last[1]), None
             draft, check = drafter.propose(schedule, so_far)
             self._own_drafts.append(draft)
             if check is not None:
                 checks.append(check)
-            if drafter.budget is not None and i < len(self.drafters):
-                so_far = drafter.budget.after(schedule.requests, draft)
+            if drafter.budget is not None and draft is not None:
+                last = drafter.budget, draft
+                is_beside |= draft.num_nodes > 0
         drafts = [draft for draft in self._own_drafts if draft is not None and draft.num_nodes]
         if not drafts:
             return self._empty_draft(num_requests), checks
@@ -140,10 +149,9 @@ class Speculation:
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
         """Pass the hidden states of a forward pass to the proposers that want them. The verdict (the result of
         verification) is on the host."""
-        has_roots_only = not schedule.num_prefill_tokens and not draft.num_nodes
         for drafter in self.drafters:
-            if has_roots_only and drafter.is_idle:
-                drafter.observer.put_off(schedule, computed, verdict)
+            if drafter.is_idle and not schedule.num_prefill_tokens:
+                drafter.observer.put_off(schedule, computed, draft, verdict)
             else:
                 drafter.observe(schedule, computed, draft, verdict)
 

@@ -1,6 +1,7 @@
 """Measures whether speculation with default settings is ever slower than plain decoding.
 
     python benchmarks/default_settings.py [--only METHOD]     # writes benchmarks/results/default_settings.json
+    python benchmarks/default_settings.py --resume            # measures the cells that this file does not have yet
 
 Each cell is a method, a kind of prompt, a temperature and a batch size. In each round, the same prompts are decoded
 plainly and with the method, in turn, some tokens at a time (interleaved.py). A cell's figure is the median of the
@@ -135,9 +136,12 @@ def main() -> None:
     parser.add_argument("--options", type=json.loads, default={}, help="more keys of speculative_config, as JSON")
     parser.add_argument("--where", type=json.loads, default={}, help="only cells with these values, as JSON")
     parser.add_argument("--out", type=Path, default=RESULTS / "default_settings.json")
+    parser.add_argument("--resume", action="store_true", help="keep the cells of --out, which the same engine measured")
     args = parser.parse_args()
     record: dict[str, Any] = {"command": command("default_settings.py"), "machine": machine(), "rows": []}
     record |= {"max_tokens": args.max_tokens, "options": args.options, "repeated": []}
+    if args.resume:
+        record = json.loads(args.out.read_text()) | {"repeated": []}
     with LLM(args.model, disable_log_stats=True) as plain:
 
         def measure(cells: list[dict[str, Any]], rounds: int, add: Callable[[dict[str, Any]], None]) -> None:
@@ -152,7 +156,8 @@ def main() -> None:
                             write(record, args.out)
 
         cells = [cell for method in args.only for cell in cells_of(method) if is_cell(cell, args.where)]
-        measure(cells, args.rounds, record["rows"].append)
+        left = [cell for cell in cells if not any(is_cell(row, cell) for row in record["rows"])]
+        measure(left, args.rounds, record["rows"].append)
         if not args.where:
             worst = sorted(record["rows"], key=lambda row: row["median"])[:NUM_REPEATED]
             again = [next(cell for cell in cells if is_cell(row, cell)) for row in worst]

@@ -131,7 +131,7 @@ class Arrears:
             padding.
         """
         self._gather()
-        self._add(requests, counts, [request.num_computed for request in requests], features)
+        self._add(requests, counts, features)
 
     def keep_accepted(
         self, requests: Sequence[Request], wanted: Sequence[int], verdict: Verdict, features: Features
@@ -155,10 +155,14 @@ class Arrears:
         if waiting is not None:
             self.num_tokens -= waiting.most_tokens
             counts, features = waiting.gathered(self._device)
-            self._add(waiting.requests, counts, waiting.starts, features)
+            self._add(waiting.requests, counts, features, waiting.starts)
 
     def _add(
-        self, requests: Sequence[Request], counts: Sequence[int], starts: Sequence[int], features: Features
+        self,
+        requests: Sequence[Request],
+        counts: Sequence[int],
+        features: Features,
+        starts: Sequence[int] | None = None,  # None: where the requests are now
     ) -> None:
         segment = self._open
         if segment is None or segment.requests != requests or segment.counts != counts:
@@ -171,7 +175,9 @@ class Arrears:
         self.num_tokens += segment.num_live
         self._num_rows += segment.num_live
 
-    def _begin(self, requests: Sequence[Request], counts: Sequence[int], starts: Sequence[int]) -> _Segment:
+    def _begin(self, requests: Sequence[Request], counts: Sequence[int], starts: Sequence[int] | None) -> _Segment:
+        if starts is None:
+            starts = [request.num_computed for request in requests]
         segment = _Segment(list(requests), list(counts), list(starts), num_live=sum(counts))
         for i, (request, count) in enumerate(zip(requests, counts, strict=True)):
             if count:

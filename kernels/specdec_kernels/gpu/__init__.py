@@ -1,0 +1,30 @@
+"""Operations for CUDA devices, as Triton kernels.
+
+A row's result never depends on what else is in the forward pass: each kernel sums in an order that follows from the
+row's own positions and from the layer's sizes, in tiles of fixed shapes (docs/architecture.md, Row-invariance)."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec_core import OpsContext
+from specdec_kernels.gpu.attention import paged_attention
+from specdec_kernels.gpu.linear import pack_linear
+from specdec_kernels.gpu.norm import rms_norm
+from specdec_kernels.gpu.rotary import rotary
+from specdec_kernels.gpu.store import store_kv
+
+OPS = {
+    "paged_attention": paged_attention,
+    "store_kv": store_kv,
+    "rms_norm": rms_norm,
+    "rotary": rotary,
+    "pack_linear": pack_linear,
+}
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def supports(name: str, context: OpsContext) -> bool:
+    """Return whether the kernel of this name supports the dtypes in `context`. All but `pack_linear` need a KV cache of
+    the model's dtype."""
+    return context.dtype in DTYPES and (name == "pack_linear" or context.kv_layout.dtype == context.dtype)

@@ -1,0 +1,75 @@
+"""Compiles all kernels for a CUDA device that need not be there, as they are called for layers of Llama 3 8B. Prints
+each kernel's name, with how many bytes of shared memory it takes. Run by test_compiling.py, without the interpreter."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from passes import Heads, Request, make_pass
+
+TYPES = {
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+TREE = (-1, -1, 0, 0, 1)
+launches: list[tuple[JITFunction, dict[str, Any], dict[str, Any]]] = []
+
+
+def record(kernel: JITFunction, *args: Any, grid: Any, warmup: bool, **keywords: Any) -> None:
+    options = {name: keywords.pop(name) for name in ("num_warps", "num_stages", "enable_fp_fusion") if name in keywords}
+    launches.append((kernel, dict(zip(kernel.arg_names, args, strict=False)) | keywords, options))
+
+
+def type_of(argument: Any) -> str:
+    if isinstance(argument, torch.Tensor):
+        return TYPES[argument.dtype]
+    return "fp32" if isinstance(argument, float) else "i64" if argument >= 2**31 else "i32"
+
+
+def compiled(kernel: JITFunction, given: dict[str, Any], options: dict[str, Any], capability: int) -> Any:
+    constants = {param.name: given[param.name] for param in kernel.params if param.is_constexpr}
+    types = {name: "constexpr" if name in constants else type_of(each) for name, each in given.items()}
+    source = ASTSource(kernel, {name: types[name] for name in kernel.arg_names}, constants)
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def launch_all() -> None:
+    from specdec_kernels.gpu import OPS, attention, linear
+
+    dtype = torch.bfloat16
+    made = make_pass([Request(300, 1, TREE), Request(9, 3)], Heads(8, 4, 128, 128), dtype=dtype)
+    features = {"window": 100, "softcap": 30.0, "sinks": torch.ones(32, dtype=dtype)}
+    for few, each in ((0, {}), (10**9, {}), (0, features), (10**9, features)):
+        attention.FEW_PROGRAMS = few
+        OPS["paged_attention"](made.query, made.keys, made.values, made.fresh_plan(), 0.1, **each)
+    slots = torch.zeros(2, dtype=torch.int64)
+    OPS["store_kv"](made.keys, made.values, slots, made.keys[:2], made.values[:2])
+    rows, weight = torch.ones(3, 4096, dtype=dtype), torch.ones(1024, 4096, dtype=dtype)
+    for most, bias in ((0, None), (256, None), (256, weight[:, 0].contiguous())):
+        linear.MOST_ROWS_APART = most
+        OPS["pack_linear"](weight, bias)(rows)
+    OPS["rms_norm"](rows, weight[0], 1e-5)
+    angles = torch.ones(1, 3, 128, dtype=dtype)
+    OPS["rotary"](
+        rows.view(1, 3, 32, 128).transpose(1, 2), weight[:3, :1024].view(1, 3, 8, 128).transpose(1, 2), angles, angles
+    )
+
+
+if __name__ == "__main__":
+    JITFunction.run = record
+    launch_all()
+    for each in launches:
+        found = compiled(*each, capability=int(sys.argv[1]))
+        print(each[0].__name__, found.metadata.shared)

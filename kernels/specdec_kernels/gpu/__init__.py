@@ -22,9 +22,13 @@ OPS = {
     "pack_linear": pack_linear,
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LEAST_CAPABILITY = (8, 0)
+"""Of a GPU: older ones (before Ampere) have no bfloat16."""
 
 
 def supports(name: str, context: OpsContext) -> bool:
-    """Return whether the kernel of this name supports the dtypes in `context`. All but `pack_linear` need a KV cache of
-    the model's dtype."""
-    return context.dtype in DTYPES and (name == "pack_linear" or context.kv_layout.dtype == context.dtype)
+    """Return whether the kernel of this name supports the device and the dtypes in `context`. All but `pack_linear`
+    need a KV cache of the model's dtype."""
+    if context.dtype not in DTYPES or torch.cuda.get_device_capability(context.device) < LEAST_CAPABILITY:
+        return False
+    return name == "pack_linear" or context.kv_layout.dtype == context.dtype

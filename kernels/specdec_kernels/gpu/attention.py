@@ -78,7 +78,7 @@ def paged_attention(
         plan.prefix_lens,
         layout.num_keys,
         nothing if layout.paths is None else layout.paths,
-        plan.tree_start,
+        nothing if layout.paths is None else plan.tree_start,
         plan.block_tables,
         nothing if sinks is None else sinks,
         scaling * LOG2_E,
@@ -128,7 +128,7 @@ def _programs_per_tile(layout: PassLayout, num_tokens: int, num_heads: int, num_
     return 1 if is_large or len(layout.tiles) * num_kv_heads >= FEW_PROGRAMS else num_parts
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["path_stride", "table_stride"])
 def _attend(
     query_at,
     keys_at,
@@ -308,7 +308,7 @@ def _add_part(sum_max, sum_weight, sum_value, best, weight, value):
     return new_max, sum_weight, sum_value
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_parts"])
 def _add_parts(
     output_at,
     partial_at,

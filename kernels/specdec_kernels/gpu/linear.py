@@ -93,7 +93,7 @@ def _linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
     return output.view(*rows.shape[:-1], num_out)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _multiply(
     rows_at,
     weight_at,
@@ -143,7 +143,7 @@ def _multiply(
         tl.store(output_at + at, round_to(total, output_at.dtype.element_ty), mask=is_stored)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _add_chunks(
     sums_at,
     bias_at,

@@ -34,11 +34,12 @@ def layout_of(plan: AttentionPlan, tokens_per_tile: int) -> PassLayout:
 
 
 def _layout(plan: AttentionPlan, tokens_per_tile: int) -> PassLayout:
-    metadata, ancestors = plan.metadata, plan.ancestors
-    tiles = torch.from_numpy(tiles_of(metadata.lengths, tokens_per_tile)).to(ancestors.device)
+    metadata, prefix_lens = plan.metadata, plan.prefix_lens
+    tiles = torch.from_numpy(tiles_of(metadata.lengths, tokens_per_tile)).to(prefix_lens.device)
     most_keys = max(np.add(metadata.starts, metadata.lengths).tolist(), default=0)
-    if not ancestors.shape[1]:
-        return PassLayout(plan.prefix_lens, None, tiles, most_keys)
+    if plan.visibility.more_slots is None or not plan.ancestors.shape[1]:
+        return PassLayout(prefix_lens, None, tiles, most_keys)
+    ancestors = plan.ancestors
     bits = torch.arange(WORD, device=ancestors.device)
     is_on_path = ((ancestors.unsqueeze(2) >> bits) & 1).flatten(1).bool()
     number = is_on_path.sum(1, dtype=torch.int32)
@@ -47,7 +48,7 @@ def _layout(plan: AttentionPlan, tokens_per_tile: int) -> PassLayout:
     paths.scatter_(
         1, places, torch.arange(is_on_path.shape[1], dtype=torch.int32, device=paths.device).expand_as(places)
     )
-    return PassLayout(plan.prefix_lens + number, paths, tiles, most_keys)
+    return PassLayout(prefix_lens + number, paths, tiles, most_keys)
 
 
 def tiles_of(lengths: tuple[int, ...], tokens_per_tile: int) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from specdec_core import OpsContext
-from specdec_kernels.gpu.attention import paged_attention
+from specdec_kernels.gpu.attention import paged_attention, shared_bytes
 from specdec_kernels.gpu.linear import pack_linear
 from specdec_kernels.gpu.norm import rms_norm
 from specdec_kernels.gpu.rotary import rotary
@@ -28,7 +28,12 @@ LEAST_CAPABILITY = (8, 0)
 
 def supports(name: str, context: OpsContext) -> bool:
     """Return whether the kernel of this name supports the device and the dtypes in `context`. All but `pack_linear`
-    need a KV cache of the model's dtype."""
+    need a KV cache of the model's dtype, and attention needs heads whose tiles fit into the GPU's shared memory."""
     if context.dtype not in DTYPES or torch.cuda.get_device_capability(context.device) < LEAST_CAPABILITY:
         return False
-    return name == "pack_linear" or context.kv_layout.dtype == context.dtype
+    layout = context.kv_layout
+    if name == "paged_attention":
+        available = torch.cuda.get_device_properties(context.device).shared_memory_per_block_optin
+        if shared_bytes(layout.key_dim, layout.value_dim, context.dtype) > available:
+            return False
+    return name == "pack_linear" or layout.dtype == context.dtype

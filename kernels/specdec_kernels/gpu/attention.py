@@ -61,7 +61,6 @@ def paged_attention(
         stats = query.new_empty((num_tokens, num_heads, num_parts, 2), dtype=torch.float32)
     features = {
         "HAS_WINDOW": window is not None,
-        "HAS_SOFTCAP": softcap is not None,
         "HAS_SINKS": sinks is not None,
         "VALUE_DIM": value_dim,
         "BLOCK_VALUE": block_value,
@@ -80,7 +79,7 @@ def paged_attention(
         nothing if layout.paths is None else layout.paths,
         nothing if layout.paths is None else plan.tree_start,
         plan.block_tables,
-        nothing if sinks is None else sinks,
+        nothing if sinks is None else sinks.contiguous(),
         scaling * LOG2_E,
         (softcap or 1.0) * LOG2_E,
         scaling / (softcap or 1.0),
@@ -91,6 +90,7 @@ def paged_attention(
         *query.stride()[:2],
         *keys.stride()[:2],
         *values.stride()[:2],
+        HAS_SOFTCAP=softcap is not None,
         HAS_TREE=layout.paths is not None,
         IS_WHOLE=is_whole,
         GROUP=group,
@@ -110,7 +110,7 @@ def paged_attention(
             partial,
             stats,
             layout.num_keys,
-            nothing if sinks is None else sinks,
+            nothing if sinks is None else sinks.contiguous(),
             window or 0,
             num_parts,
             PART=PART,
@@ -119,6 +119,12 @@ def paged_attention(
             **features,
         )
     return output
+
+
+def shared_bytes(key_dim: int, value_dim: int, dtype: torch.dtype) -> int:
+    """At least as many bytes of shared memory as a program takes: a tile of queries, and two of keys and of values."""
+    widths = [max(16, triton.next_power_of_2(width)) for width in (key_dim, value_dim)]
+    return BLOCK_KEYS * dtype.itemsize * (widths[0] + 2 * sum(widths)) + 2**12
 
 
 def _programs_per_tile(layout: PassLayout, num_tokens: int, num_heads: int, num_kv_heads: int, width: int) -> int:
@@ -221,7 +227,8 @@ def _attend(
             )  # fmt: skip
         if HAS_TREE:
             tree_start = tl.load(tree_start_at + request)
-            for other in range(count):
+            has_node = tl.max(num_keys - prefix) > 0
+            for other in range(tl.where(has_node, count, 0)):
                 own_prefix = tl.load(prefix_lens_at + first + other)
                 own_keys = tl.load(num_keys_at + first + other)
                 own_begin = tl.maximum(own_prefix // BLOCK_KEYS * BLOCK_KEYS, begin)
@@ -318,7 +325,6 @@ def _add_parts(
     window,
     num_parts,
     HAS_WINDOW: tl.constexpr,
-    HAS_SOFTCAP: tl.constexpr,
     HAS_SINKS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,

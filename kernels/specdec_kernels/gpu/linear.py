@@ -27,7 +27,7 @@ def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[to
     """As `specdec_core.ops.linear.pack_linear`. The function is row-invariant, and reads the weight where it lies."""
     if weight.stride(1) != 1 or weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
-    num_chunks = num_chunks_of(*weight.shape)
+    num_chunks, bias = num_chunks_of(*weight.shape), None if bias is None else bias.contiguous()
 
     def linear(rows: torch.Tensor) -> torch.Tensor:
         return _linear(rows, weight, bias, num_chunks)
@@ -43,6 +43,8 @@ def num_chunks_of(num_out: int, num_in: int) -> int:
 
 
 def _linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_chunks: int) -> torch.Tensor:
+    if rows.dtype != weight.dtype:
+        raise RuntimeError(f"rows of dtype {rows.dtype} do not go into a linear layer with weights of {weight.dtype}")
     num_out, num_in = weight.shape
     given = rows.reshape(-1, num_in)
     given = given if given.stride(1) == 1 else given.contiguous()
@@ -54,7 +56,8 @@ def _linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None,
     if is_apart:
         sums = given.new_empty((num_chunks, len(given), num_out), dtype=torch.float32)
     bias_at = output if bias is None else bias
-    tiles = triton.cdiv(num_out, BLOCK_OUT), triton.cdiv(len(given), BLOCK_ROWS)
+    # Rows first: programs that run at the same time read the same weights.
+    tiles = triton.cdiv(len(given), BLOCK_ROWS), triton.cdiv(num_out, BLOCK_OUT)
     _multiply[(*tiles, num_chunks if is_apart else 1)](
         given,
         weight,
@@ -114,8 +117,8 @@ def _multiply(
     BLOCK_IN: tl.constexpr,
 ):
     """A tile of the output: one of its chunks, or all."""
-    out = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
-    row = tl.program_id(1) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    out = tl.program_id(1) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     column = tl.arange(0, BLOCK_IN)
     given_at = rows_at + row.to(tl.int64)[:, None] * row_stride + column[None, :]
     weights_at = weight_at + out.to(tl.int64)[None, :] * weight_stride + column[:, None]

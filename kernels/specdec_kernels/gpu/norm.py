@@ -27,7 +27,15 @@ def rms_norm(hidden: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Te
         block = triton.next_power_of_2(width)
         num_warps = min(16, max(1, block // 512))
         _norm[(len(rows),)](
-            rows, weight, output, eps, rows.stride(0), WIDTH=width, BLOCK=block, num_warps=num_warps, **AS_WRITTEN
+            rows,
+            weight.contiguous(),
+            output,
+            eps,
+            rows.stride(0),
+            WIDTH=width,
+            BLOCK=block,
+            num_warps=num_warps,
+            **AS_WRITTEN,
         )
     return output.view(hidden.shape)
 

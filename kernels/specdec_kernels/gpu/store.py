@@ -23,7 +23,7 @@ def store_kv(
     _store[(num_tokens,)](
         keys,
         values,
-        slot_mapping,
+        slot_mapping.contiguous(),
         key,
         value,
         len(keys) - 1,

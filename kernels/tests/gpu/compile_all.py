@@ -38,18 +38,28 @@ def type_of(argument: Any) -> str:
     return "fp32" if isinstance(argument, float) else "i64" if argument >= 2**31 else "i32"
 
 
+def is_even(kernel: JITFunction, name: str, given: dict[str, Any]) -> bool:
+    """Whether a launch compiles in that an address or a number is a multiple of 16."""
+    param = next(param for param in kernel.params if param.name == name)
+    if param.is_constexpr or param.do_not_specialize or isinstance(given[name], float):
+        return False
+    return isinstance(given[name], torch.Tensor) or given[name] % 16 == 0
+
+
 def compiled(kernel: JITFunction, given: dict[str, Any], options: dict[str, Any], capability: int) -> Any:
     constants = {param.name: given[param.name] for param in kernel.params if param.is_constexpr}
     types = {name: "constexpr" if name in constants else type_of(each) for name, each in given.items()}
-    source = ASTSource(kernel, {name: types[name] for name in kernel.arg_names}, constants)
+    even = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if is_even(kernel, name, given)}
+    source = ASTSource(kernel, {name: types[name] for name in kernel.arg_names}, constants, even)
     return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
-def launch_all() -> None:
+def launch_all(head_dim: int) -> None:
     from specdec_kernels.gpu import OPS, attention, linear
 
     dtype = torch.bfloat16
-    made = make_pass([Request(300, 1, TREE), Request(9, 3)], Heads(8, 4, 128, 128), dtype=dtype)
+    heads = Heads(8, 4, head_dim, head_dim)
+    made = make_pass([Request(300, 1, TREE), Request(9, 3)], heads, dtype=dtype)
     features = {"window": 100, "softcap": 30.0, "sinks": torch.ones(32, dtype=dtype)}
     for few, each in ((0, {}), (10**9, {}), (0, features), (10**9, features)):
         attention.FEW_PROGRAMS = few
@@ -69,7 +79,10 @@ def launch_all() -> None:
 
 if __name__ == "__main__":
     JITFunction.run = record
-    launch_all()
+    launch_all(head_dim := int(sys.argv[2]))
+    from specdec_kernels.gpu.attention import shared_bytes
+
+    print("expected", shared_bytes(head_dim, head_dim, torch.bfloat16))
     for each in launches:
         found = compiled(*each, capability=int(sys.argv[1]))
         print(each[0].__name__, found.metadata.shared)

@@ -99,7 +99,8 @@ class Observer:
         last, features, most = self._last, computed.features, 1 + draft.max_depth
         self._num_alike -= most
         if not self._has_room(last.number * most, most):
-            self._put_off(schedule, computed, verdict, range(len(last.requests)), final_counts(verdict).tolist())
+            counts = (final_counts(verdict) * np.array(last.counts)).tolist()
+            self._put_off(schedule, computed, verdict, range(len(counts)), counts)
         elif last.number and (draft.num_nodes or self._arrears.is_waiting):
             self._arrears.keep_accepted(last.requests, last.counts, verdict, self._tapped(features))
             self._room -= most

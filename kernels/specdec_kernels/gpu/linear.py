@@ -128,7 +128,7 @@ def _multiply(
     end = first + 1 if IS_APART else NUM_CHUNKS
     for chunk in range(first, end):
         sums = tl.zeros([BLOCK_ROWS, BLOCK_OUT], tl.float32)
-        begin = (NUM_CHUNKS - 1 - chunk) * CHUNK
+        begin = chunk * CHUNK
         for start in range(begin, tl.minimum(begin + CHUNK, NUM_IN), BLOCK_IN):
             is_in = start + column < NUM_IN
             given = tl.load(given_at + start, mask=is_row[:, None] & is_in[None, :], other=0.0)

@@ -25,7 +25,7 @@ FEW_PROGRAMS = 512
 """If there are fewer programs than this with all parts of a tile in one, each part gets its own."""
 MOST_PARTIAL_BYTES = 2**28
 """Of partial results in memory."""
-LOG2_E = 1.4426950408889634
+LOG2_E = tl.constexpr(1.4426950408889634)
 
 
 def paged_attention(
@@ -80,8 +80,8 @@ def paged_attention(
         nothing if layout.paths is None else plan.tree_start,
         plan.block_tables,
         nothing if sinks is None else sinks.contiguous(),
-        scaling * LOG2_E,
-        (softcap or 1.0) * LOG2_E,
+        scaling * LOG2_E.value,
+        (softcap or 1.0) * LOG2_E.value,
         scaling / (softcap or 1.0),
         window or 0,
         0 if layout.paths is None else layout.paths.stride(0),
@@ -261,7 +261,7 @@ def _attend(
             tl.store(partial_at + at[:, None] * BLOCK_VALUE + value_column[None, :], value, mask=is_row[:, None])
     if IS_WHOLE:
         if HAS_SINKS:
-            sink = tl.load(sinks_at + head, mask=is_row, other=0.0).to(tl.float32) * 1.4426950408889634
+            sink = tl.load(sinks_at + head, mask=is_row, other=0.0).to(tl.float32) * LOG2_E
             sum_max, sum_weight, sum_value = _add_part(
                 sum_max, sum_weight, sum_value, sink, tl.full([BLOCK_ROWS], 1.0, tl.float32), tl.zeros_like(sum_value)
             )
@@ -291,7 +291,7 @@ def _add_keys(
     )
     scores = product(query, tl.trans(keys), tl.zeros(is_seen.shape, tl.float32))
     if HAS_SOFTCAP:  # tanh(x) = 1 - 2 / (exp(2 x) + 1)
-        scores = softcap * (1.0 - 2.0 / (tl.exp2(scores * scaling_by_softcap * 2.8853900817779268) + 1.0))
+        scores = softcap * (1.0 - 2.0 / (tl.exp2(scores * scaling_by_softcap * 2.0 * LOG2_E) + 1.0))
     else:
         scores = scores * scaling
     scores = tl.where(is_seen, scores, float("-inf"))
@@ -346,7 +346,7 @@ def _add_parts(
         value = tl.load(partial_at + at * BLOCK_VALUE + column)[None, :]
         sum_max, sum_weight, sum_value = _add_part(sum_max, sum_weight, sum_value, best, weight, value)
     if HAS_SINKS:
-        sink = tl.load(sinks_at + head + tl.arange(0, 1)).to(tl.float32) * 1.4426950408889634
+        sink = tl.load(sinks_at + head + tl.arange(0, 1)).to(tl.float32) * LOG2_E
         sum_max, sum_weight, sum_value = _add_part(
             sum_max, sum_weight, sum_value, sink, tl.full([1], 1.0, tl.float32), tl.zeros_like(sum_value)
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shlex
 import sys
@@ -15,6 +16,8 @@ import torch
 import specdec_core
 
 RESULTS = Path(__file__).parent / "results"
+OPENMP = ("GOMP_SPINCOUNT", "OMP_NUM_THREADS", "OMP_WAIT_POLICY")
+"""Variables that change how fast PyTorch's threads are."""
 DISTRIBUTIONS = ("specdec-core", "specdec-kernels", "specdec-proposer-ngram")
 
 
@@ -30,6 +33,7 @@ def machine(distributions: tuple[str, ...] = DISTRIBUTIONS) -> dict[str, Any]:
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
+        **{name: os.environ[name] for name in OPENMP if name in os.environ},
         "python": platform.python_version(),
         **{name: version_of(name) for name in ("torch", "transformers", "numba", *distributions)},
     }

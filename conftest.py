@@ -25,6 +25,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    gc.unfreeze()  # else nanobind, which triton is bound with, lists what is not freed at the end
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect tests marked `nightly`, unless the environment variable SPECDEC_NIGHTLY is set."""
     if not os.environ.get("SPECDEC_NIGHTLY"):

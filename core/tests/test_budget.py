@@ -119,10 +119,12 @@ def test_other_texts_change_the_estimates_soon() -> None:
     for _ in range(32):  # 256 draft tokens
         found.add(np.arange(8), bins, np.full(8, False))
     found.start(3, 0)  # a new request, of which nothing is known
+    found.update(np.array([3]))
     assert (found.estimates[3] < 0.6).all()
     for _ in range(64):
         found.add(np.arange(8), bins, np.full(8, False))
     found.start(3, 0)
+    found.update(np.array([3]))
     assert (found.estimates[3] < 0.2).all()
 
 
@@ -183,9 +185,11 @@ def test_a_new_request_starts_with_what_others_showed() -> None:
         requests[0].token_ids = np.append(requests[0].token_ids, 2)
         survival.learn([Past(requests[:1], np.array([0]), [len(requests[0].token_ids) - 1], [9], wrong)])
     survival.start(requests[1], is_sampled=False)
+    survival.update(np.array([1]))
     assert survival.of_levels(np.array([1]), 0, 1) < 0.1, "the other request's drafts were never right"
     survival.finish(requests[1])
     survival.start(requests[1], is_sampled=True)
+    survival.update(np.array([1]))
     assert survival.of_levels(np.array([1]), 0, 1) > 0.5, "requests that sample have statistics of their own"
 
 
@@ -198,6 +202,7 @@ def test_a_request_forgets_when_it_ends() -> None:
     assert survival.of_levels(np.array([0]), 0, 1) > 0.9
     survival.finish(request)
     survival.start(request, is_sampled=True)
+    survival.update(np.array([0]))
     assert survival.of_levels(np.array([0]), 0, 1) == pytest.approx(0.7)
 
 

@@ -35,14 +35,15 @@ class Rates:
         self._tried, self._accepted = np.zeros((NUM_GROUPS, len(guesses))), np.zeros((NUM_GROUPS, len(guesses)))
         self._recent = np.zeros((3, NUM_GROUPS))  # of each group: draft tokens tried, accepted, and expected to be
         self._own = np.zeros((3, num_rows))  # the same of each request
+        self._odds: np.ndarray | None = None  # of each group and bin; None: they have changed
         self._num_added = 0  # how often draft tokens were counted
         self._updated_at = np.zeros(num_rows, dtype=np.int64)  # of each row: that number at its last update
         self.estimates = np.tile(guesses, (num_rows, 1))
 
     def start(self, row: int, group: int) -> None:
-        """Forget the request that had this row before. What all requests share stays."""
+        """Forget the request that had this row before. What all requests share stays. The row has no estimates until
+        its next `update`."""
         self._groups[row], self._own[:, row], self._updated_at[row] = group, 0, -1
-        self.update(np.array([row]))
 
     def group(self, row: int) -> int:
         return int(self._groups[row])
@@ -54,8 +55,7 @@ class Rates:
         """
         self._num_added += 1
         groups = self._groups[rows]
-        expected = self._shared()[groups, bins]
-        odds = expected / (1 - expected) * _shift(self._recent)[groups]
+        expected, odds = self._shared()[groups, bins], self._odds_of_groups()[groups, bins]
         _count(self._recent, GROUP_DECAY, groups, is_accepted, expected)
         _count(self._own, OWN_DECAY, rows, is_accepted, odds / (1 + odds))
         shrunk = SHARED_DECAY ** len(rows)
@@ -63,16 +63,22 @@ class Rates:
         self._accepted *= shrunk
         np.add.at(self._tried, (groups, bins), 1)
         np.add.at(self._accepted, (groups, bins), is_accepted)
+        self._odds = None
 
     def update(self, rows: np.ndarray) -> None:
         """Update the estimates of these rows by what was added since."""
         if (self._updated_at[rows] == self._num_added).all():
             return
-        shared = self._shared()
-        of_groups = shared / (1 - shared) * _shift(self._recent)[:, None]
-        odds = of_groups[self._groups[rows]] * _shift(self._own[:, rows])[:, None]
+        odds = self._odds_of_groups()[self._groups[rows]] * _shift(self._own[:, rows])[:, None]
         self.estimates[rows] = odds / (1 + odds)
         self._updated_at[rows] = self._num_added
+
+    def _odds_of_groups(self) -> np.ndarray:
+        """float64 [NUM_GROUPS, num_bins]   the odds of acceptance of each group's next draft tokens."""
+        if self._odds is None:
+            shared = self._shared()
+            self._odds = shared / (1 - shared) * _shift(self._recent)[:, None]
+        return self._odds
 
     def _shared(self) -> np.ndarray:
         """float64 [NUM_GROUPS, num_bins]   the acceptance rates of each group."""

@@ -3,14 +3,15 @@
     python benchmarks/off_cost.py     # writes benchmarks/results/off_cost.json
 
 The proposer is built, and its budget is told that drafting takes a second, so that every request is off and none is
-tried again. Engines of both kinds step in turn, a few steps at a time. Of each pair of engines, the ratio of their
-times is a median of many; a figure is the median of the pairs: two engines that do the same work differ by a percent
-or two, by where their memory lies.
+tried again. An engine of this kind and two plain ones step in turn, some steps at a time. Of each such group, the ratio
+of their times is a median of many; a figure is the median of the groups: two engines that do the same work differ by a
+percent or two, by where their memory lies. How far two plain ones differ is recorded beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import cycle, islice
@@ -29,12 +30,16 @@ from specdec_core.budget.retries import Retries
 from specdec_core.engine.engine import Engine
 
 BATCHES = (1, 8, 64)
-NUM_PAIRS = 8
-NUM_TURNS, NUM_STEPS, NUM_WARM = 40, 6, 40
+NUM_GROUPS = 15
+NUM_TURNS, NUM_STEPS, NUM_WARM = 16, 32, 64
 PREFILL_TOKENS, NUM_PREFILLS = 512, 20
 DEAR_S = 1.0
-Pair = tuple[Engine, Engine]
-"""A plain engine, and one whose proposer is off."""
+PLAIN, OFF, PLAIN_TOO = range(3)
+ORDERS = random.Random(0)
+Group = tuple[Engine, Engine, Engine]
+"""A plain engine, one whose proposer is off, and another plain one."""
+Times = list[tuple[float, ...]]
+"""The seconds of a step of the three engines, in each turn."""
 
 
 class Dear(Clock):
@@ -62,52 +67,57 @@ def add(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> li
 
 
 def steps_s(engine: Engine, number: int) -> float:
-    """The median time of a step."""
-    times = []
+    """The mean time of a step: what is put off to each 16th step counts, too."""
+    started = perf_counter()
     for _ in range(number):
-        started = perf_counter()
-        report = engine.step()
-        times.append(perf_counter() - started)
-        assert not report.num_draft_tokens
-    return median(times)
+        assert not engine.step().num_draft_tokens
+    return (perf_counter() - started) / number
 
 
-def decode_times(pair: Pair, prompts: Sequence[Sequence[int]]) -> list[tuple[float, float]]:
-    """The seconds of a step of both engines, in each turn."""
-    ids = [add(engine, prompts, NUM_WARM + NUM_TURNS * NUM_STEPS + 8) for engine in pair]
-    for engine in pair:
+def decode_times(group: Group, prompts: Sequence[Sequence[int]]) -> Times:
+    ids = [add(engine, prompts, NUM_WARM + NUM_TURNS * NUM_STEPS + 8) for engine in group]
+    for engine in group:
         steps_s(engine, NUM_WARM)
-    found = [in_turn(pair, turn, lambda engine, _: steps_s(engine, NUM_STEPS)) for turn in range(NUM_TURNS)]
-    for engine, of_one in zip(pair, ids, strict=True):
+    found = [in_turn(group, lambda engine: steps_s(engine, NUM_STEPS)) for _ in range(NUM_TURNS)]
+    for engine, of_one in zip(group, ids, strict=True):
         engine.cancel(*of_one)
     return found
 
 
-def prefill_times(pair: Pair) -> list[tuple[float, float]]:
-    def run(engine: Engine, turn: int) -> float:
-        (request_id,) = add(engine, [prompt(PREFILL_TOKENS, turn)], 4)
+def prefill_times(group: Group) -> Times:
+    def run(engine: Engine) -> float:
+        (request_id,) = add(engine, [token_ids], 4)
         seconds = steps_s(engine, 1)
         engine.cancel(request_id)
         return seconds
 
-    return [in_turn(pair, turn, run) for turn in range(NUM_PREFILLS)]
+    found = []
+    for turn in range(NUM_PREFILLS):
+        token_ids = prompt(PREFILL_TOKENS, turn)
+        found.append(in_turn(group, run))
+    return found
 
 
-def in_turn(pair: Pair, turn: int, run: Callable[[Engine, int], float]) -> tuple[float, float]:
-    plain, off = pair
-    if turn % 2:
-        return run(plain, turn), run(off, turn)
-    off_s = run(off, turn)
-    return run(plain, turn), off_s
+def in_turn(group: Group, run: Callable[[Engine], float]) -> tuple[float, ...]:
+    seconds = {place: run(group[place]) for place in ORDERS.sample(range(3), 3)}
+    return seconds[PLAIN], seconds[OFF], seconds[PLAIN_TOO]
 
 
-def row(step: str, batch_size: int, pairs: Sequence[list[tuple[float, float]]]) -> dict[str, Any]:
+def ratio(turns: Times, place: int) -> float:
+    """Of an engine's times to those of the first plain one."""
+    return round(median(times[place] / times[PLAIN] for times in turns), 4)
+
+
+def row(step: str, batch_size: int, groups: Sequence[Times]) -> dict[str, Any]:
+    of_off, of_plain = ([ratio(turns, place) for turns in groups] for place in (OFF, PLAIN_TOO))
     found = {
         "step": step,
         "batch_size": batch_size,
-        "plain_ms": round(1000 * median(plain for turns in pairs for plain, _ in turns), 4),
-        "ratio": round(median(median(off / plain for plain, off in turns) for turns in pairs), 4),
-        "of_pairs": [round(median(off / plain for plain, off in turns), 4) for turns in pairs],
+        "plain_ms": round(1000 * median(times[PLAIN] for turns in groups for times in turns), 4),
+        "ratio": median(of_off),
+        "plain_ratio": median(of_plain),
+        "of_groups": of_off,
+        "of_plain_groups": of_plain,
     }
     print(*found.values(), flush=True)
     return found
@@ -118,25 +128,27 @@ def main() -> None:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--method", default="eagle3")
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
+    parser.add_argument("--groups", type=int, default=NUM_GROUPS)
     parser.add_argument("--out", type=Path, default=RESULTS / "off_cost.json")
     args = parser.parse_args()
     record: dict[str, Any] = {"command": command("off_cost.py"), "machine": machine(), "method": args.method}
-    with ExitStack() as closing:
-        pairs: list[Pair] = []
-        for i in range(NUM_PAIRS):
-            configs = [None, {"method": args.method}]
-            order = configs if i % 2 else configs[::-1]
-            llms = [closing.enter_context(LLM(args.model, speculative_config=config)) for config in order]
-            plain, off = llms if i % 2 else llms[::-1]
-            turn_off(off.engine)
-            pairs.append((plain.engine, off.engine))
-        tokenizer = plain.get_tokenizer()
-        texts = [tokenizer.encode(text)[:200] for text in heldout.texts()]
-        record["rows"] = []
-        for size in args.batches:
-            prompts = [*islice(cycle(texts), size)]
-            record["rows"].append(row("decode", size, [decode_times(pair, prompts) for pair in pairs]))
-        record["rows"].append(row("prefill", 1, [prefill_times(pair) for pair in pairs]))
+    decoded: dict[int, list[Times]] = {size: [] for size in args.batches}
+    prefilled: list[Times] = []
+    for _ in range(args.groups):
+        with ExitStack() as closing:
+            built = {}
+            for place in ORDERS.sample(range(3), 3):
+                config = {"method": args.method} if place == OFF else None
+                built[place] = closing.enter_context(LLM(args.model, speculative_config=config))
+            turn_off(built[OFF].engine)
+            group = built[PLAIN].engine, built[OFF].engine, built[PLAIN_TOO].engine
+            tokenizer = built[PLAIN].get_tokenizer()
+            texts = [tokenizer.encode(text)[:200] for text in heldout.texts()]
+            for size, found in decoded.items():
+                found.append(decode_times(group, [*islice(cycle(texts), size)]))
+            prefilled.append(prefill_times(group))
+    record["rows"] = [row("decode", size, found) for size, found in decoded.items()]
+    record["rows"].append(row("prefill", 1, prefilled))
     write(record, args.out)
 
 

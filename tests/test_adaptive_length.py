@@ -125,7 +125,7 @@ class Recorded:
         self.curve.add = lambda *of, **named: None  # type: ignore[method-assign]
         self.curve.seconds = torch.ones(len(self.curve.seconds)).numpy()
         budget.retries._debt.add(1e9)
-        propose, observe, put_off = proposer.propose, proposer.observe, observer.put_off
+        propose, observe, put_off = proposer.propose, proposer.observe, observer.put_off_plain
 
         def record(batch: Any) -> Any:
             self.num_calls += 1
@@ -138,11 +138,11 @@ class Recorded:
             self.num_calls += 1
             observe(observation)
 
-        def count_idle(*of: Any) -> None:
-            self.num_idle += 1
-            put_off(*of)
+        def count_idle(requests: Any, starts: Any, passes: Any) -> None:
+            self.num_idle += len(passes)
+            put_off(requests, starts, passes)
 
-        proposer.propose, proposer.observe, observer.put_off = record, count_call, count_idle
+        proposer.propose, proposer.observe, observer.put_off_plain = record, count_call, count_idle
         for seed, prompt in enumerate(PROMPTS):
             params = SamplingParams(seed=seed, max_tokens=300, ignore_eos=True)
             self.llm.engine.add_request(self.llm.get_tokenizer().encode(prompt), params)
@@ -158,7 +158,7 @@ def test_drafts_after_a_long_pause_are_those_of_a_head_that_had_none() -> None:
     for _ in range(200):
         paused.llm.engine.step()
     assert paused.num_calls <= 2, "the prompts"
-    assert paused.num_idle > 190
+    assert paused.num_idle > 180
     paused.resume()
     for each in (paused, always):
         while each.llm.engine.has_unfinished:

@@ -285,18 +285,21 @@ def test_where_all_are_off_nothing_is_stored_of_requests_that_cannot_draft_any_m
     drafter.budget._choose = lambda rows, limits, so_far: [0] * len(limits)
     drafter.budget.retries._debt.add(1e9)
     drafter.observer._plan = evolve(drafter.observer._plan, max_model_len=len(PROMPTS[0]) + 9)
-    lengths, idle = [], count()
-    keep, put_off = Arrears.keep, drafter.observer.put_off
-    drafter.observer.put_off = lambda *of: (next(idle), put_off(*of))
+    last, rests = [], []
+    keep, put_off = Arrears.keep, drafter.observer.put_off_plain
+    drafter.observer.put_off_plain = lambda *of: (rests.append(len(of[2])), put_off(*of))
 
-    def recorded(self: Any, requests: Any, counts: Any, features: Any) -> None:
-        lengths.extend(r.num_tokens for r, n in zip(requests, counts, strict=True) if n)
-        keep(self, requests, counts, features)
+    def recorded(self: Any, requests: Any, counts: Any, passes: Any, starts: Any = None) -> None:
+        starts = starts or [request.num_computed for request in requests]
+        ends = [start + n * len(passes) for start, n in zip(starts, counts, strict=True)]
+        last.extend(end - 1 for end, n in zip(ends, counts, strict=True) if n)
+        keep(self, requests, counts, passes, starts)
 
     monkeypatch.setattr(Arrears, "keep", recorded)
     generate(llm, PROMPTS, GREEDY)
-    assert next(idle) > 15, "some request was not off"
-    assert max(lengths) == len(PROMPTS[0]) + 8
+    assert sum(rests) > 15, "some request was not off"
+    assert max(rests) > 1
+    assert max(last) == len(PROMPTS[0]) + 7
 
 
 def test_rows_of_requests_that_are_gone_are_freed() -> None:
@@ -304,7 +307,7 @@ def test_rows_of_requests_that_are_gone_are_freed() -> None:
     arrears, requests = Arrears(torch.device("cpu")), [_request(i) for i in range(8)]
     features = [{"final": torch.randn(8 + num_padding, 3)} for num_padding in (0, 2, 1, 2, 0)]
     for step, each in enumerate(features):
-        arrears.keep(requests, [1] * 8, each)
+        arrears.keep(requests, [1] * 8, [each])
         assert arrears.num_tokens == arrears._num_rows == 8 * (step + 1)
     for request in requests[:5]:
         arrears.drop(request)
@@ -322,7 +325,7 @@ def test_padding_does_not_stay_in_memory() -> None:
     arrears, requests = Arrears(torch.device("cpu")), [_request(0)]
     features = [{"final": torch.randn(4, 3)} for _ in range(150)]
     for each in features:
-        arrears.keep(requests, [1], each)
+        arrears.keep(requests, [1], [each])
     ((segment, _),) = arrears._places["request-0"]
     storages = {each["final"].untyped_storage().data_ptr(): each["final"].untyped_storage() for each in segment.steps}
     assert sum(storage.nbytes() for storage in storages.values()) / 4 / 3 == 2 * 64 + 4 * 22

@@ -123,15 +123,23 @@ class Arrears:
         """Whether what was given to `keep_accepted` is still to be copied. `keep` would do that now."""
         return self._waiting is not None
 
-    def keep(self, requests: Sequence[Request], counts: Sequence[int], features: Features) -> None:
-        """Store the hidden states of a forward pass, from position `num_computed` of each request on.
+    def keep(
+        self,
+        requests: Sequence[Request],
+        counts: Sequence[int],
+        passes: Sequence[Features],
+        starts: Sequence[int] | None = None,
+    ) -> None:
+        """Store the hidden states of forward passes in a row, with the same number of tokens in each.
 
         counts: [n], the number of tokens of each request; 0: nothing is stored for it.
-        features: {tap: [sum(counts) or more, width]}, which are not written to afterwards. What follows the tokens is
-            padding.
+        passes: of each {tap: [sum(counts) or more, width]}, which are not written to afterwards. What follows the
+            tokens is padding.
+        starts: [n], the position of each request's first token in the first of them; None: its `num_computed`.
         """
         self._gather()
-        self._add(requests, counts, features)
+        for features in passes:
+            self._add(requests, counts, features, starts)
 
     def keep_accepted(
         self, requests: Sequence[Request], wanted: Sequence[int], verdict: Verdict, features: Features

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 from weakref import WeakSet
 
@@ -13,7 +13,7 @@ import torch
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import Observation, Plan
 from specdec_core.contracts.verifier import Verdict
-from specdec_core.engine.arrears import Arrears
+from specdec_core.engine.arrears import Arrears, Features
 from specdec_core.engine.named_proposer import NamedProposer
 from specdec_core.engine.observation import final_counts, final_rows, observation_of
 from specdec_core.engine.request import Request
@@ -24,7 +24,7 @@ from specdec_core.engine.scheduler import Schedule
 class _Stored(NamedTuple):
     """What `Observer.put_off` stores of a forward pass: the last tokens of some requests."""
 
-    requests: list[Request]
+    requests: Sequence[Request]
     counts: list[int]  # of each request: 1 or 0
     number: int
     rows: torch.Tensor | None  # int64 [number]   None: the first ones; what follows is padding
@@ -86,7 +86,7 @@ class Observer:
             off = [i for i in wanted if i not in shown]
             is_sound, accepted = verdict.token_ids[:, 0].numpy() >= 0, verdict.num_accepted.numpy()
             counts = np.where(is_sound, np.asarray(schedule.num_known) + accepted, 0)[off].tolist()
-            self._put_off(schedule, computed, verdict, off, counts)
+            self._put_off(schedule, computed, draft, verdict, off, counts)
         return len(on)
 
     def put_off(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
@@ -94,24 +94,48 @@ class Observer:
         drafting was turned off for all requests. The short way of `observe`."""
         if not self._plan.observes:
             return
-        if schedule.requests != self._last.requests or self._num_alike <= 0:
-            self._last = self._stored_of(schedule.requests)
-        last, features, most = self._last, computed.features, 1 + draft.max_depth
+        last, most = self._stored_of(schedule.requests), 1 + draft.max_depth
         self._num_alike -= most
         if not self._has_room(last.number * most, most):
             counts = (final_counts(verdict) * np.array(last.counts)).tolist()
-            self._put_off(schedule, computed, verdict, range(len(counts)), counts)
-        elif last.number and (draft.num_nodes or self._arrears.is_waiting):
-            self._arrears.keep_accepted(last.requests, last.counts, verdict, self._tapped(features))
-            self._room -= most
+            self._put_off(schedule, computed, draft, verdict, range(len(counts)), counts)
         elif last.number:
-            if last.rows is not None:
-                taken = last.rows.to(computed.batch.token_ids.device)
-                features = {tap: features[tap][taken] for tap in self._plan.taps}
-            self._arrears.keep(last.requests, last.counts, self._tapped(features))
-            self._room -= 1
+            self._arrears.keep_accepted(last.requests, last.counts, verdict, self._tapped(computed.features))
+            self._room -= most
 
-    def _stored_of(self, requests: list[Request]) -> _Stored:
+    def num_alike(self, requests: Sequence[Request]) -> int:
+        """For how many steps the hidden states of each of these requests are stored, or are not stored, as in the next
+        one, if no request drafts or ends and no other one starts. 0: it depends on the step."""
+        if not self._plan.observes:
+            return sys.maxsize
+        last = self._stored_of(requests)
+        if not last.number:
+            return self._num_alike
+        return min(self._num_alike, self._room, (self._max_tokens - self._arrears.num_tokens) // last.number)
+
+    def put_off_plain(self, requests: Sequence[Request], starts: Sequence[int], passes: Sequence[Features]) -> None:
+        """Store the hidden states of forward passes with the last token of each request and nothing else.
+
+        starts: the position of that token in the first of them. passes: [at most `num_alike`], of each forward pass its
+            hidden states {tap: [num_tokens, width]}.
+        """
+        if not self._plan.observes:
+            return
+        last = self._stored_of(requests)
+        if last.number:
+            if last.rows is not None:
+                taps, rows = self._plan.taps, last.rows
+                passes = [{tap: each[tap][rows.to(each[tap].device)] for tap in taps} for each in passes]
+            self._arrears.keep(last.requests, last.counts, [*map(self._tapped, passes)], starts)
+            self._room -= len(passes)
+        self._num_alike -= len(passes)
+
+    def _stored_of(self, requests: Sequence[Request]) -> _Stored:
+        if requests != self._last.requests or self._num_alike <= 0:
+            self._last = self._found_stored_of(requests)
+        return self._last
+
+    def _found_stored_of(self, requests: Sequence[Request]) -> _Stored:
         counts = [int(self.may_ever_draft(request)) for request in requests]
         rows = None if all(counts) else torch.tensor(counts).nonzero().flatten()
         longest = self._plan.max_model_len or sys.maxsize
@@ -165,7 +189,13 @@ class Observer:
         return request in self._lost
 
     def _put_off(
-        self, schedule: Schedule, computed: Computed, verdict: Verdict, off: Sequence[int], counts: list[int]
+        self,
+        schedule: Schedule,
+        computed: Computed,
+        draft: Draft,
+        verdict: Verdict,
+        off: Sequence[int],
+        counts: list[int],
     ) -> None:
         """Store the hidden states of the requests with these indices, for which this proposer did not draft: of the
         first `counts` tokens of each that are final."""
@@ -177,17 +207,14 @@ class Observer:
         counts = [count if self.may_ever_draft(request) else 0 for request, count in pairs]
         if not any(counts):
             return
-        features = {}
-        if self._plan.taps:
+        features = self._tapped(computed.features)
+        if draft.num_nodes or counts != schedule.num_known:  # else the first rows: nothing to copy
             numbers = final_rows(schedule, computed, verdict, np.asarray(off), np.asarray(counts))
-            if np.array_equal(numbers, np.arange(len(numbers))):  # as in most prefill steps: nothing to copy
-                features = {tap: computed.features[tap][: len(numbers)] for tap in self._plan.taps}
-            else:
-                rows = torch.from_numpy(numbers).to(computed.batch.token_ids.device)
-                features = {tap: computed.features[tap].index_select(0, rows) for tap in self._plan.taps}
-        self._arrears.keep(requests, counts, features)
+            rows = torch.from_numpy(numbers).to(computed.batch.token_ids.device)
+            features = {tap: each.index_select(0, rows) for tap, each in features.items()}
+        self._arrears.keep(requests, counts, [features])
 
-    def _tapped(self, features: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+    def _tapped(self, features: Features) -> Features:
         taps = self._plan.taps
         return features if len(features) == len(taps) else {tap: features[tap] for tap in taps}
 

@@ -23,15 +23,12 @@ from specdec_core.engine.loss_watch import LossWatch
 from specdec_core.engine.metrics import Counter, Gauge
 from specdec_core.engine.own_counts import OwnCounts
 from specdec_core.engine.request import Request
+from specdec_core.engine.rest import MOST_STEPS, Rest
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.safe_draft import PendingCheck
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.errors import PluginError
 from specdec_core.plugins import PluginWarning
-
-NUM_TOGETHER = 4
-"""Steps without drafting of which the budgets learn together: they are alike, and each should cost no more than a plain
-one."""
 
 
 class Speculation:
@@ -52,6 +49,7 @@ class Speculation:
         self.drafters, self._device, self._curve, self._watch = tuple(drafters), device, curve, watch
         self._empty_drafts: dict[int, Draft] = {}
         self._is_idle = False  # in this step
+        self._rest: Rest | None = None  # of which this step is one
         self._plain_steps = None if curve is None else PlainSteps(curve)
         self._num_plain = 0  # steps since a proposer was last asked for drafts
         self._own_drafts: list[Draft | None] = []  # of this step, by proposer
@@ -62,13 +60,25 @@ class Speculation:
     def is_idle(self, requests: Sequence[Request], *, is_prefill: bool) -> bool:
         """Whether it was decided in earlier steps that none of the scheduled requests drafts in this one. Always, if
         there is no proposer. Called before the other methods in each step."""
+        if self._rest is not None and not is_prefill and self._rest.goes_on(requests):
+            return True
+        self._end_rest()
         self._is_idle = False
         if not all(drafter.stays_idle(requests, is_prefill=is_prefill) for drafter in self.drafters):
             return False
         for drafter in self.drafters:
             drafter.pass_step()
         self._is_idle = True
+        most_steps = 0 if is_prefill else min((each.observer.num_alike(requests) for each in self.drafters), default=0)
+        if most_steps > 0:
+            self._rest = Rest.of(requests, most_steps)
         return True
+
+    def _end_rest(self) -> None:
+        rest, self._rest = self._rest, None
+        if rest is not None:
+            for drafter in self.drafters:
+                drafter.observer.put_off_plain(rest.requests, rest.starts, rest.passes)
 
     def groups_of(self, request: Request) -> list[int]:
         """The KV cache's groups of drafts that must have a cached token of this request: not those of methods that do
@@ -149,6 +159,9 @@ class Speculation:
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
         """Pass the hidden states of a forward pass to the proposers that want them. The verdict (the result of
         verification) is on the host."""
+        if self._rest is not None:
+            self._rest.passes.append(computed.features)
+            return
         for drafter in self.drafters:
             if drafter.is_idle and not schedule.num_prefill_tokens:
                 drafter.observer.put_off(schedule, computed, draft, verdict)
@@ -173,8 +186,8 @@ class Speculation:
         seconds = report.target_s + report.other_s
         self._unsaved.append(report.draft_s + seconds)
         self._num_plain = 0 if has_asked else self._num_plain + 1
-        if self._is_idle and len(self._unsaved) < NUM_TOGETHER:
-            return
+        if self._is_idle and len(self._unsaved) < MOST_STEPS:
+            return  # budgets learn of these steps together
         if not report.num_prefill_tokens:
             num_tokens = report.num_nodes + report.num_decode_requests
             if has_asked and not report.num_nodes:
@@ -197,6 +210,7 @@ class Speculation:
         return own + self._own_counts.metrics()
 
     def reset(self, request: Request) -> None:
+        self._end_rest()
         for drafter in self.drafters:
             drafter.reset(request)
 
@@ -207,6 +221,7 @@ class Speculation:
         reason: the request's finish_reason.
         """
         if request.is_started:
+            self._end_rest()
             with then(lambda: self._forget(request)), ExitStack() as ending:
                 for drafter in self.drafters:
                     ending.callback(drafter.finish, request, reason)

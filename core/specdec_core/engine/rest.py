@@ -1,0 +1,42 @@
+"""Steps in a row for which it was decided beforehand that no proposer is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import define, field
+
+from specdec_core.engine.arrears import Features
+from specdec_core.engine.request import Request
+
+MOST_STEPS = 16
+"""A change of the costs, or that it is time to try again, is noticed only after so many steps."""
+
+
+@define(eq=False)
+class Rest:
+    """Steps of the same requests, without prefill, which should take no longer than in plain decoding. So their hidden
+    states are only collected. The proposers' observers store them when the rest ends.
+
+    starts: the position of each request's last token in the first of the steps.
+    num_left: the number of further steps.
+    passes: of each step's forward pass.
+    """
+
+    requests: list[Request]
+    starts: list[int]
+    num_left: int
+    passes: list[Features] = field(factory=list)
+
+    @classmethod
+    def of(cls, requests: Sequence[Request], most_steps: int) -> Rest:
+        """A rest that begins with a step of these requests."""
+        starts = [request.num_computed for request in requests]
+        return cls(list(requests), starts, min(MOST_STEPS, most_steps) - 1)
+
+    def goes_on(self, requests: Sequence[Request]) -> bool:
+        """Whether a step of these requests belongs to it. If so, there is one less left."""
+        if not self.num_left or requests != self.requests:
+            return False
+        self.num_left -= 1
+        return True

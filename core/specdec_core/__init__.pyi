@@ -92,6 +92,7 @@ from specdec_core.drafting import (
     StaticTree as StaticTree,
     TreeGrower as TreeGrower,
     draws_some as draws_some,
+    dynamic_grower_of as dynamic_grower_of,
     grow as grow,
     grower_of as grower_of,
 )
@@ -140,6 +141,7 @@ from specdec_core.models.save import save_head as save_head
 from specdec_core.models.training import load_training_target as load_training_target
 from specdec_core.ops.compiling import compiled as compiled
 from specdec_core.ops.decoder import DecoderLayer as DecoderLayer, Linears as Linears, Norm as Norm
+from specdec_core.ops.upload import upload as upload
 from specdec_core.plugins import PluginInfo as PluginInfo, Plugins as Plugins, PluginWarning as PluginWarning
 from specdec_core.sampling.logprobs import Logprob as Logprob
 

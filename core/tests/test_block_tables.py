@@ -10,12 +10,12 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from naive_kv import View
-from pretend_cuda import CUDA, PretendCuda
 
 from specdec_core.contracts.kv import KVContext
 from specdec_core.kv import BlockPool, PagedKVManager
 from specdec_core.kv.block_tables import BlockTables
 from specdec_core.kv.device_tables import DeviceTables
+from specdec_testing.pretend_cuda import CUDA, PretendCuda
 
 IDS = list("abcdefghijkl")
 

@@ -12,10 +12,13 @@ from attrs import evolve
 from drawn_trees import Emitted, Model, Shape, emit, histories, random_model
 from hypothesis import given, settings, strategies as st
 
+from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch
 from specdec_core.contracts.verifier import RandomSource
-from specdec_core.drafting import DraftBuilder
+from specdec_core.drafting import DraftBuilder, builder, device_tree
+from specdec_core.drafting.device_tree import DeviceTree, _places_of
+from specdec_core.drafting.distributions import Distributions, draw_children
 from specdec_core.engine.draft_check import check_draft
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.verifiers.rejection import RejectionVerifier
@@ -137,23 +140,48 @@ def grown_draft(shape: Shape, q: Model, random: RandomSource) -> Draft:
     return builder.build()
 
 
+def device_draft(shape: Shape, q: Model, random: RandomSource) -> Draft:
+    """Return such a draft as it grows on a GPU."""
+    batch = batch_of([4], [1.0], random)
+    tokens = TokenTree.parse([(0,), (1,), (0, 0), (0, 1)])
+    tree = DeviceTree(batch, tokens, Distributions(batch, "probabilistic", None), 0.0)
+    level = tree.grow(torch.tensor(np.log(q[()]))[None])
+    assert level is not None
+    above = histories(level.token_ids.tolist(), (-1, -1))
+    assert tree.grow(torch.tensor(np.log([q[history] for history in above]))) is None
+    return tree.build()
+
+
+@pytest.mark.parametrize("draw", [grown_draft, device_draft])
 @pytest.mark.parametrize("rule", [RejectionVerifier, TraversalVerifier])
-def test_what_it_draws_is_verified_losslessly(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_draws_is_verified_losslessly(rule: Any, draw: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def emitted(seed: int) -> Emitted:
         q = random_model(3, 3, seed + 1, impossible=0)
-        return emit(rule(), random_model(3, 3, seed), q, Shape((-1, -1, 0, 0), (None,) * 4), draw=grown_draft)
+        return emit(rule(), random_model(3, 3, seed), q, Shape((-1, -1, 0, 0), (None,) * 4), draw=draw)
 
     # The builder computes in float32, proofs in float64.
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     assert max(emitted(seed).error for seed in range(2)) < 1e-12
-    monkeypatch.setattr(DraftBuilder, "_draw", first_key_again(DraftBuilder._draw))
+    for module in (builder, device_tree):
+        monkeypatch.setattr(module, "draw_children", first_key_again(draw_children))
     assert max(emitted(seed).error for seed in range(2)) > 1e-3
 
 
 def first_key_again(draw: Any) -> Any:
-    """Return the sampling method `draw` with a deliberate bug: all draws have the same key, so they share their
+    """Return the sampling function `draw` with a deliberate bug: all draws have the same key, so they share their
     noise."""
-    return lambda self, left, requests, keys, num_children: draw(self, left, requests, 0 * keys, num_children)
+    return lambda random, left, requests, keys, number: draw(random, left, requests, 0 * keys, number)
+
+
+def test_every_draw_on_a_gpu_has_a_key_of_its_own() -> None:
+    """In a tree whose nodes have different numbers of children, draws of which nothing is used may share keys, but no
+    others."""
+    for paths in ([(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 0, 0), (2, 0, 0), (2, 0, 1)], [(0,), (0, 0), (0, 1)]):
+        keys = []
+        for at in _places_of(TokenTree.parse(paths), torch.device("cpu")):
+            ranks = at.chosen % at.most
+            keys += (at.keys[at.chosen // at.most] + ranks).tolist()
+        assert sorted(keys) == list(range(len(paths)))
 
 
 @settings(max_examples=30, deadline=None)

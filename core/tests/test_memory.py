@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attrs import fields
 from hypothesis import given, strategies as st
 
 from specdec_core import CapacityError, EngineConfig, KVLayout, Plan, TargetInfo
-from specdec_core.contracts.kv import plain_bytes_per_block
+from specdec_core.contracts.kv import KVManagerSpec
 from specdec_core.engine import memory as memory_module
 from specdec_core.engine.memory import free_memory, plan_memory
 from specdec_core.models.meta_load import Outline
@@ -32,10 +33,13 @@ def plan(monkeypatch):
     return make
 
 
+BYTES_PER_BLOCK = fields(KVManagerSpec).bytes_per_block.default
+
+
 def planned(config, target, draft):
     layouts = [*target.kv_groups.layouts, *([draft.kv_layout] if draft.kv_layout else [])]
     draft_bytes = draft.kv_layout.bytes_per_token if draft.kv_layout else 0
-    return plan_memory(config, target, draft, plain_bytes_per_block(None, layouts, config.block_size), draft_bytes)
+    return plan_memory(config, target, draft, BYTES_PER_BLOCK(None, layouts, config.block_size), draft_bytes)
 
 
 def target(max_model_len, device, weight_bytes=0):

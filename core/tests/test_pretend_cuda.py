@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from pretend_cuda import CUDA, PretendCuda
 
 from specdec_core import SamplingParams
 from specdec_core.contracts.verifier import Verdict
@@ -13,6 +12,7 @@ from specdec_core.engine.logprobs import TokenTexts, add_prompt_logprobs, output
 from specdec_core.engine.request import Request
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.sampling.logprobs import TokenLogprobs
+from specdec_testing.pretend_cuda import CUDA, PretendCuda
 
 NUMBERS = [2, None, 0]
 """The sampling parameter `logprobs` of three requests."""

@@ -38,7 +38,7 @@ def bare(logits: torch.Tensor, row_requests: np.ndarray, params: Sequence[Sampli
     if params[0].is_greedy:
         return logits
     temperatures = np.array([p.temperature for p in params])[row_requests]
-    return logits.float() / torch.from_numpy(temperatures).to(torch.float32).to(logits.device).unsqueeze(1)
+    return logits.float() / torch.from_numpy(temperatures).to(torch.float32).unsqueeze(1)
 
 
 def forbid_the_last(logits: Any, token_ids: Any) -> Any:

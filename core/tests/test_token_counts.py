@@ -11,12 +11,12 @@ import pytest
 import torch
 from attrs import define
 from hypothesis import given, settings, strategies as st
-from pretend_cuda import CUDA, PretendCuda
 
 from specdec_core import Draft, DraftTree, SamplingParams
 from specdec_core.sampling.constraints import ConstrainedRows, Constraints
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.token_counts import TokenCounts
+from specdec_testing.pretend_cuda import CUDA, PretendCuda
 
 VOCAB = 7
 

@@ -78,7 +78,7 @@ def everything_that_the_engine_reads(draft: Draft) -> None:
     assert len(draft.host_token_ids) == len(draft.host_parents) == draft.num_nodes
     assert len(draft.num_live_per_request) == draft.batch_size
     rows = draft.num_nodes + draft.batch_size
-    follow(torch.zeros(rows, dtype=torch.int64), torch.ones(rows, dtype=torch.bool), draft)
+    follow(torch.zeros(rows, dtype=torch.int64), draft)
     draft.tree(0)
 
 

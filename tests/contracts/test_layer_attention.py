@@ -171,7 +171,7 @@ def test_outputs_are_those_written_out(starts_are_tensors: bool, has_kernels: bo
 
 def test_rows_are_laid_out_once_in_a_forward_pass(target: Any, monkeypatch: Patch) -> None:
     of_rows, made = AttentionPlan.of_rows, []
-    monkeypatch.setattr(AttentionPlan, "of_rows", lambda self, rows: made.append(rows) or of_rows(self, rows))
+    monkeypatch.setattr(AttentionPlan, "of_rows", lambda self, *rows: made.append(rows) or of_rows(self, *rows))
     passes = []
     observe = Layered.observe
     monkeypatch.setattr(Layered, "observe", lambda self, seen: passes.append(seen) or observe(self, seen))
@@ -193,7 +193,7 @@ def nothing_is_stored(patch: Patch) -> None:
 def rows_see_what_their_requests_first_token_does(patch: Patch) -> None:
     of_rows = AttentionPlan.of_rows
 
-    def first_rows(self: AttentionPlan, rows: torch.Tensor) -> AttentionPlan:
+    def first_rows(self: AttentionPlan, *rows: Any) -> AttentionPlan:
         lengths = np.array(self.metadata.lengths)
         return of_rows(self, torch.from_numpy(np.append(lengths.cumsum() - lengths, 0)))
 
@@ -203,8 +203,8 @@ def rows_see_what_their_requests_first_token_does(patch: Patch) -> None:
 def rows_of_an_earlier_pass_are_taken(patch: Patch) -> None:
     made: list[AttentionPlan] = []
 
-    def first(self: AttentionPlan, rows: torch.Tensor) -> AttentionPlan:
-        made.append(of_rows(self, rows))
+    def first(self: AttentionPlan, *rows: Any) -> AttentionPlan:
+        made.append(of_rows(self, *rows))
         return made[0] if len(made[0].metadata.lengths) == len(self.metadata.lengths) else made[-1]
 
     of_rows = AttentionPlan.of_rows

@@ -72,8 +72,8 @@ def windows_are_one_narrower(patch: Patch) -> None:
 def _window(patch: Patch, change: Callable[[int], int]) -> None:
     forwarding = PagedAttention.forwarding
 
-    def changed(self: Any, *args: Any, window: int | None = None) -> Any:
-        return forwarding(self, *args, window=None if window is None else change(window))
+    def changed(self: Any, *args: Any, window: int | None = None, **more: Any) -> Any:
+        return forwarding(self, *args, window=None if window is None else change(window), **more)
 
     patch.setattr(PagedAttention, "forwarding", changed)
 

@@ -15,7 +15,7 @@ from careless_drafts import MALFORMED, SOUND
 from reference import NUM_TOKENS
 
 from specdec_core import LLM, Draft, Plan, PluginError, Plugins, Proposer, ProposerSpec, SamplingParams
-from specdec_core.engine.safe_draft import PendingCheck, SafeDrafts
+from specdec_core.engine import drafter
 
 pytestmark = pytest.mark.parametrize("model_dir", ["llama"], indirect=True, scope="session")
 PARAMS = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -209,17 +209,10 @@ def test_sound_drafts(outcome: Any, is_read: bool, draft: Callable[[], Draft]) -
     assert outcome(is_read=is_read, propose=lambda batch: draft()) == (None, ["length"] * 4)
 
 
-def test_a_doubt_that_nobody_settles_is_noticed(outcome: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PendingCheck, "resolve", lambda check, verdict: verdict.on_host())
-    message, _ = outcome(is_read=False, propose=lambda batch: MALFORMED["a parent in another tree"][0]())
-    assert message is None
-
-
-def test_a_draft_that_is_not_made_safe_is_noticed(engine: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Negative control: if the engine's check on the device does not replace malformed drafts, a token id past the
-    vocabulary raises IndexError in the embedding."""
-    of = SafeDrafts.of
-    monkeypatch.setattr(SafeDrafts, "of", lambda drafts, draft, **more: (draft, of(drafts, draft, **more)[1]))
+def test_a_wrong_draft_that_goes_on_is_noticed(engine: Any, outcome: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: if the engine does not heed the check on the device, a token id past the vocabulary raises
+    IndexError in the embedding."""
+    monkeypatch.setattr(drafter, "read", lambda draft, is_wrong: (draft, False))
     with pytest.raises(IndexError):
         outcome(is_read=False, propose=lambda batch: MALFORMED["token ids past the vocabulary"][0]())
     while engine.has_unfinished:

@@ -92,11 +92,11 @@ def a_rejected_node_stays_in_the_cache(patch: Patch) -> None:
 def any_child_is_accepted(patch: Patch) -> None:
     follow, walk = accepted_and_bonus.follow, accepted_and_bonus.walk
 
-    def eager(tokens: Any, is_finite: Any, draft: Any) -> Any:
+    def eager(tokens: Any, draft: Any) -> Any:
         layout = draft.layout
         tokens = tokens.clone()
         tokens[layout.parent_rows[layout.is_alive]] = draft.token_ids[layout.is_alive]
-        return follow(tokens, is_finite, draft)
+        return follow(tokens, draft)
 
     def eager_walk(pick: Any, draft: Any, requests: Any) -> Any:
         layout = draft.layout
@@ -104,8 +104,7 @@ def any_child_is_accepted(patch: Patch) -> None:
         child[layout.parent_rows[layout.is_alive]] = draft.token_ids[layout.is_alive]
 
         def pick_a_child(rows: Any, of: Any, depths: Any) -> Any:
-            tokens, is_finite = pick(rows, of, depths)
-            return torch.where(child[rows] >= 0, child[rows], tokens), is_finite
+            return torch.where(child[rows] >= 0, child[rows], pick(rows, of, depths))
 
         return walk(pick_a_child, draft, requests)
 

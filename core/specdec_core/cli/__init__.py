@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import warnings
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,11 @@ COMMANDS = ("check", "generate", "plugins", "warmup")
 """Modules of this package, each with a click command called `command`, which is the subcommand of the module's name."""
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+
+SPIN_COUNT = 10_000
+"""How often a thread of GNU OpenMP looks for new work before it sleeps, unless the user says it. By default it is 30
+times as often, and where another process needs the core, others wait for it all that time: a generation took 10 times
+as long as with this number. Without other processes, both take the same time."""
 
 
 class LazyGroup(click.Group):
@@ -110,3 +116,5 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 @click.version_option(specdec_core.__version__, prog_name="spec-decode")
 def main() -> None:
     """Speculative decoding for PyTorch language models, where every way of drafting is a plugin."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", str(SPIN_COUNT))  # read when torch is imported, which is later

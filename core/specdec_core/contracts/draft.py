@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from attrs import evolve, field, fields, frozen
 
@@ -28,6 +28,12 @@ its descendants are ever accepted."""
 
 PER_NODE = ("token_ids", "parents", "q_rows", "scores")
 """The fields of `Draft` with one entry per node. They are small enough for host copies."""
+
+
+def on_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on a device. It goes to a GPU through pinned memory, so that the host need not wait."""
+    is_upload = device.type == "cuda" and tensor.device.type == "cpu"
+    return tensor.pin_memory().to(device, non_blocking=True) if is_upload else tensor.to(device)
 
 
 class DraftTree(NamedTuple):
@@ -62,8 +68,7 @@ class Draft:
     The columns of `q` are the target's vocabulary by default. With `q_to_target` they are the tokens listed there. With
     `q_ids`, each row of `q` has k tokens of its own, all different. All other tokens have probability 0.
 
-    The engine checks these rules. Values that are only on a GPU are checked there: if they are wrong, the error is
-    raised when the step's results reach the host, and these results are discarded.
+    The engine checks these rules before it computes with a draft.
     """
 
     token_ids: torch.Tensor  # int64 [num_nodes]   always of the target's vocabulary, also with q_to_target
@@ -94,11 +99,11 @@ class Draft:
     @cached_property
     def num_live_per_request(self) -> list[int]:
         """The number of draft tokens of each request, without dead (padding) nodes."""
-        is_alive, counts = self.host_layout.is_alive, self.num_nodes_per_request
-        if is_alive.all():
-            return counts
-        before = [0, *is_alive.cumsum().tolist()]
-        return [before[end] - before[start] for start, end in pairwise(self.offsets)]
+        import numpy as np
+
+        layout = self.host_layout
+        owners = layout.row_requests[layout.node_rows[layout.is_alive]]
+        return np.bincount(owners, minlength=self.batch_size).tolist()  # type: ignore[no-any-return]
 
     @cached_property
     def host_token_ids(self) -> np.ndarray:
@@ -177,19 +182,13 @@ class Draft:
         cls, nodes: DraftTree, counts: list[int], max_depth: int, device: torch.device | str, is_chain: bool = False
     ) -> Draft:
         """Make a draft without sampled nodes. nodes: the nodes of all requests, in order; counts: nodes per request."""
-        import torch
+        import numpy as np
 
-        token_ids = torch.tensor(nodes.token_ids) if nodes.token_ids else torch.empty(0, dtype=torch.int64)
-        if token_ids.dtype != torch.int64:
+        token_ids = np.array(nodes.token_ids) if nodes.token_ids else np.empty(0, dtype=np.int64)
+        if token_ids.dtype != np.int64:
             raise TypeError(f"token ids must be whole numbers, not {token_ids.dtype}: {nodes.token_ids[:5]}")
-        draft = cls(
-            token_ids=token_ids,
-            parents=torch.tensor(nodes.parents, dtype=torch.int32),
-            offsets=tuple(accumulate(counts, initial=0)),
-            max_depth=max_depth,
-            is_chain=is_chain,
-        )
-        return draft if torch.device(device).type == "cpu" else draft.to(device)
+        parents = np.array(nodes.parents, dtype=np.int32)
+        return cls.from_arrays(token_ids, parents, counts, max_depth, is_chain=is_chain, device=device)
 
     def to(self, device: torch.device | str) -> Draft:
         """Return a copy of the draft with all tensors on `device`. If that is a GPU, the copy's `host_copies` hold the
@@ -198,8 +197,8 @@ class Draft:
 
         device = torch.device(device)
         names = ("token_ids", "parents", "q", "q_rows", "q_to_target", "q_ids", "scores")
-        tensors = {name: tensor for name in names if (tensor := getattr(self, name)) is not None}
-        moved = {name: tensor.to(device) for name, tensor in tensors.items()}
+        tensors: dict[str, Any] = {name: each for name in names if (each := getattr(self, name)) is not None}
+        moved: dict[str, Any] = {name: on_device(tensor, device) for name, tensor in tensors.items()}
         known = [] if device.type == "cpu" else [name for name in PER_NODE if self.is_on_host(tensors.get(name))]
         copies = (HostCopy(moved[name], self.on_host(tensors[name])) for name in known if name in tensors)
         return evolve(self, **moved, host_copies=tuple(copies))
@@ -211,12 +210,10 @@ class Draft:
 
     def on_host(self, tensor: torch.Tensor) -> np.ndarray:
         """Return a tensor of the draft as a numpy array. Copies it from the device only if there is no host copy."""
-        if tensor.device.type != "cpu":
-            for copy in self.host_copies:
-                if copy.of is tensor:
-                    return copy.values
-            tensor = tensor.cpu()
-        array: np.ndarray = tensor.numpy()
+        for copy in self.host_copies:
+            if copy.of is tensor:
+                return copy.values
+        array: np.ndarray = tensor.cpu().numpy()
         return array
 
     def tree(self, request: int) -> DraftTree:
@@ -271,6 +268,9 @@ class TreeLayout(Generic[Array]):
         return TreeLayout(row_requests, depths, up, root_rows, node_rows, parent_rows, is_alive)
 
     def to(self: TreeLayout[np.ndarray], device: torch.device) -> TreeLayout[torch.Tensor]:
+
         import torch
 
-        return TreeLayout(*(torch.from_numpy(getattr(self, each.name)).to(device) for each in fields(TreeLayout)))
+        return TreeLayout(
+            *(on_device(torch.from_numpy(getattr(self, each.name)), device) for each in fields(TreeLayout))
+        )

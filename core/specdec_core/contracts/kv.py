@@ -145,11 +145,6 @@ class KVContext:
     device: torch.device
 
 
-def plain_bytes_per_block(config: Any, layouts: Sequence[KVLayout], block_size: int) -> int:
-    """The default of `bytes_per_block`: the bytes of the keys and values that a block holds in all groups of layers."""
-    return block_size * sum(layout.bytes_per_token for layout in layouts)
-
-
 @frozen(eq=False)
 class KVManagerSpec:
     """Describes a KV manager to the engine; returned by the hook `specdec_kv_managers` before any heavy import.
@@ -165,4 +160,6 @@ class KVManagerSpec:
     build: Callable[[Any, KVContext], KVManager]
     api: int
     config: type | None = None
-    bytes_per_block: Callable[[Any, Sequence[KVLayout], int], int] = plain_bytes_per_block
+    bytes_per_block: Callable[[Any, Sequence[KVLayout], int], int] = lambda config, layouts, block_size: (
+        block_size * sum(layout.bytes_per_token for layout in layouts)
+    )

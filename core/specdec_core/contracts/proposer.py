@@ -71,6 +71,7 @@ class ProposerBatch:
     random: RandomSource
     levels: LevelBudget | None = None  # asked before each level but the first; None: all are wanted, as on a GPU
     may_sample: tuple[bool, ...] = ()  # [batch]   the temperature is above 0, and the user gave no seed; (): of none
+    host_temperature: tuple[float, ...] = ()  # [batch]   `temperature` on the host; (): not known there
 
 
 @frozen(eq=False)
@@ -232,11 +233,12 @@ class LayerAttention(Protocol):
         interval ends past the reserved slots."""
 
     def forwarding(
-        self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None
+        self, metadata: KVMetadata, visibility: Visibility, window: int | None = None, rows: Sequence[int] | None = None
     ) -> AbstractContextManager[None]:
         """Return a context manager in which the draft layers run one forward pass with these block tables, slots and
         attention mask. window: sliding window of all layers, in positions including the token's own; a layer with a
-        smaller window keeps its own."""
+        smaller window keeps its own. rows: those of `attend` on the host, so that it need not wait for a GPU; None: not
+        known."""
 
     def attend(
         self,

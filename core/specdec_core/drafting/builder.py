@@ -10,8 +10,8 @@ import torch
 from specdec_core.config.draft_options import GREEDY
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch
-from specdec_core.contracts.verifier import Stream
-from specdec_core.drafting.distributions import Distributions
+from specdec_core.drafting.distributions import Distributions, draw_children
+from specdec_core.ops.upload import upload
 
 
 class Grown(NamedTuple):
@@ -44,7 +44,7 @@ class DraftBuilder:
         self._batch = batch
         self._distributions = Distributions(batch, method, q_to_target)
         self.is_sampled = self._distributions.is_sampled
-        self.room = torch.tensor(batch.max_draft_tokens, device=batch.root_token_ids.device)
+        self.room = upload(batch.max_draft_tokens, batch.root_token_ids.device)
         self._num_nodes = torch.zeros_like(self.room)
         self._num_keys = torch.zeros_like(self.room)  # of noise: one per draw, whether it became a node or not
         # Of each level: requests, parents (numbers within the request; -1: the root), token_ids, q_rows, scores.
@@ -83,7 +83,7 @@ class DraftBuilder:
             q = probs[drawn]
             q_rows[drawn] = self._distributions.add(q, requests[drawn])
             keys = (self._num_keys[requests] + before)[drawn]
-            columns[drawn], is_drawn = self._draw(q, requests[drawn], keys, most)
+            columns[drawn], is_drawn = draw_children(self._batch.random, q, requests[drawn], keys, most)
             exists[drawn] &= is_drawn
             self._num_keys.index_add_(0, requests, wanted)
 
@@ -115,23 +115,6 @@ class DraftBuilder:
             is_chain=bool((parents == _rank(requests[order]) - 1).all()),
             **fields,
         )
-
-    def _draw(
-        self, left: torch.Tensor, requests: torch.Tensor, keys: torch.Tensor, num_children: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sample num_children tokens without replacement from each row of `left`, probabilities [n, draft_vocab].
-        Returns the tokens, int64 [n, num_children], and a bool of this shape that is False where no token was left.
-
-        keys: int64 [n], the random-number key of each row's first draw; later draws count up from it.
-        """
-        drawn: list[torch.Tensor] = []
-        is_drawn: list[torch.Tensor] = []
-        for child in range(num_children):
-            if child:
-                left = left.scatter(1, drawn[-1].unsqueeze(1), 0)
-            is_drawn.append(left.sum(dim=-1) > 0)
-            drawn.append(self._batch.random.categorical(left, Stream.DRAFT, requests, keys + child))
-        return torch.stack(drawn, dim=1), torch.stack(is_drawn, dim=1)
 
 
 def _rank(ascending: torch.Tensor) -> torch.Tensor:

@@ -1,14 +1,12 @@
-"""Grows chains of draft tokens for `grower_of`: on a CPU with few operations, on a GPU without waiting for it."""
+"""Grows chains of draft tokens on a CPU, with few operations."""
 
 from __future__ import annotations
-
-from itertools import accumulate
 
 import numpy as np
 import torch
 from attrs import evolve
 
-from specdec_core.contracts.draft import DEAD, Draft
+from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch
 from specdec_core.contracts.verifier import Stream
 from specdec_core.drafting.distributions import Distributions, to_target
@@ -134,72 +132,3 @@ class HostChain:
         for depth, (owners, level) in enumerate(zip(requests, levels, strict=True)):
             table[owners, depth] = level
         return table
-
-
-class DeviceChain:
-    """Grows chains on a GPU. The host does not wait for the device while they grow: tokens that a request did not get
-    are dead (padding), and `batch.levels` is not asked."""
-
-    def __init__(self, batch: ProposerBatch, length: int, distributions: Distributions, min_prob: float) -> None:
-        self._batch, self._distributions, self._min_prob = batch, distributions, min_prob
-        device = batch.root_token_ids.device
-        self._lengths = np.minimum(batch.max_draft_tokens, length)
-        longest = int(self._lengths.max())
-        has_token = np.arange(longest) < self._lengths[:, None]
-        self._has_token = torch.from_numpy(has_token).to(device)  # bool [batch, longest]
-        self._places = torch.from_numpy(np.flatnonzero(has_token)).to(device)
-        self._requests = np.arange(len(self._lengths))
-        self._index = torch.from_numpy(self._requests).to(device)
-        self._numbers = torch.arange(longest, device=device)
-        self._goes_on = torch.ones_like(self._index, dtype=torch.bool)
-        self._reach = torch.ones_like(self._index, dtype=torch.float32)  # probability of each request's chain
-        self._levels: list[tuple[torch.Tensor, ...]] = []  # of each: is_alive, token_ids, scores, q_rows
-
-    def grow(self, logits: torch.Tensor) -> Level | None:
-        distributions, index, depth = self._distributions, self._index, len(self._levels)
-        probs = distributions.probs(logits, index)
-        scores, columns = probs.max(dim=-1)
-        q_rows = torch.full_like(index, -1)
-        if distributions.draws:
-            q = probs.nan_to_num(0)
-            drawn = self._batch.random.categorical(q, Stream.DRAFT, index, torch.full_like(index, depth))
-            columns = torch.where(distributions.is_sampled, drawn, columns)
-            scores = probs.gather(1, columns[:, None])[:, 0]
-            q_rows = distributions.add(q, index).masked_fill(~distributions.is_sampled, -1)
-        token_ids = distributions.to_target(index, columns)
-        is_alive = scores.isfinite() & self._goes_on & self._has_token[:, depth]
-        self._levels.append((is_alive, token_ids, scores, q_rows))
-        if len(self._levels) == len(self._numbers):
-            return None
-        self._goes_on = is_alive
-        if self._min_prob:
-            self._reach = self._reach * scores
-            self._goes_on = is_alive & ((self._reach >= self._min_prob) | distributions.is_sampled)
-        return Level(
-            width=1,
-            requests=self._requests,
-            rows=index,
-            token_ids=token_ids,
-            ancestors=self._numbers[: depth + 1].expand(len(index), depth + 1),
-            starts=(depth,) * len(index),
-            is_chain=True,
-            is_alive=is_alive,
-        )
-
-    def build(self) -> Draft:
-        """Return the draft for all requests of the batch, with the draft model's probabilities as `scores`."""
-        levels = zip(*self._levels, strict=True)
-        is_alive, token_ids, scores, q_rows = (torch.stack(each, dim=1).flatten() for each in levels)
-        numbers = self._numbers.repeat(len(self._index))
-        parents = torch.where(is_alive, numbers - 1, DEAD).to(torch.int32)
-        fields = self._distributions.fields()
-        return Draft(
-            token_ids=token_ids.index_select(0, self._places),
-            parents=parents.index_select(0, self._places),
-            offsets=tuple(accumulate(self._lengths.tolist(), initial=0)),
-            max_depth=len(self._numbers),
-            q_rows=None if fields["q"] is None else q_rows.index_select(0, self._places).to(torch.int32),
-            scores=scores.index_select(0, self._places),
-            is_chain=True,
-            **fields,
-        )

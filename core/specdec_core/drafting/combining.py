@@ -9,6 +9,7 @@ from attrs import define, evolve, field
 
 from specdec_core.contracts.draft import Draft, DraftTree
 from specdec_core.drafting.merging import merge_drafts
+from specdec_core.ops.upload import upload
 
 
 def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:
@@ -84,7 +85,7 @@ def _united(whole: Draft, trees: Sequence[_Tree]) -> Draft:
     return evolve(
         combined,
         q=whole.q,
-        q_rows=torch.tensor(q_rows, dtype=torch.int32, device=device),
+        q_rows=upload(q_rows, device, dtype=torch.int32),
         q_to_target=whole.q_to_target,
         q_ids=whole.q_ids,
         with_replacement=whole.with_replacement,

@@ -9,6 +9,8 @@ import torch
 
 from specdec_core.config.draft_options import AUTO, PROBABILISTIC
 from specdec_core.contracts.proposer import ProposerBatch
+from specdec_core.contracts.verifier import RandomSource, Stream
+from specdec_core.ops.upload import upload
 
 Ids = TypeVar("Ids", torch.Tensor, np.ndarray)
 
@@ -36,11 +38,12 @@ class Distributions:
         self._q: list[torch.Tensor] = []
         self._requests: list[torch.Tensor] = []  # of each row of q
         if draws_some(batch, method):
-            self.is_sampled = torch.tensor(batch.may_sample, device=batch.temperature.device)
+            self.is_sampled = upload(batch.may_sample, batch.temperature.device)
             self.draws, self.draws_all = True, all(batch.may_sample)
         elif method == PROBABILISTIC:
-            self.is_sampled = batch.temperature > 0
-            self.draws, self.draws_all = bool(self.is_sampled.any()), bool(self.is_sampled.all())
+            is_sampled = [temperature > 0 for temperature in batch.host_temperature or batch.temperature.tolist()]
+            self.is_sampled = upload(is_sampled, batch.temperature.device, torch.bool)
+            self.draws, self.draws_all = any(is_sampled), all(is_sampled)
         else:
             self.is_sampled = torch.zeros_like(batch.temperature, dtype=torch.bool)
             self.draws = self.draws_all = False
@@ -76,6 +79,25 @@ class Distributions:
         if table is None or table.dim() == 1:
             return DraftFields(q=q, q_to_target=table, q_ids=None, with_replacement=False)
         return DraftFields(q=q, q_to_target=None, q_ids=table[torch.cat(self._requests)], with_replacement=False)
+
+
+def draw_children(
+    random: RandomSource, left: torch.Tensor, requests: torch.Tensor, keys: torch.Tensor, number: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Sample tokens without replacement from each row of `left`, probabilities [n, draft_vocab]. Returns the tokens,
+    int64 [n, number], and a bool of this shape that is False where no token was left.
+
+    requests: int64 [n], indices into the batch.
+    keys: int64 [n], the random-number key of each row's first draw; later draws count up from it.
+    """
+    drawn: list[torch.Tensor] = []
+    is_drawn: list[torch.Tensor] = []
+    for child in range(number):
+        if child:
+            left = left.scatter(1, drawn[-1].unsqueeze(1), 0)
+        is_drawn.append(left.sum(dim=-1) > 0)
+        drawn.append(random.categorical(left, Stream.DRAFT, requests, keys + child))
+    return torch.stack(drawn, dim=1), torch.stack(is_drawn, dim=1)
 
 
 def draws_some(batch: ProposerBatch, method: str) -> bool:

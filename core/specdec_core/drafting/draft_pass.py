@@ -11,6 +11,7 @@ from attrs import frozen
 from specdec_core.contracts.kv import KVMetadata, Visibility
 from specdec_core.contracts.proposer import LayerAttention, ProposerBatch, RequestView
 from specdec_core.drafting.level import Level
+from specdec_core.ops.upload import upload
 
 
 class DraftSlots:
@@ -39,7 +40,7 @@ class DraftSlots:
             metadata = self.attention.metadata(self.requests, self.first.tolist(), lengths)
             positions = torch.from_numpy(self.first + np.arange(num_levels + 1)[:, None])
             slots = metadata.slot_mapping.view(-1, num_levels).T.contiguous()
-            self._chain = metadata, slots, positions.to(slots.device)
+            self._chain = metadata, slots, upload(positions, slots.device)
         metadata, slots, positions = self._chain
         starts = tuple((self.first + (depth - 1)).tolist())
         of_level = KVMetadata(
@@ -91,7 +92,7 @@ class DraftPass:
         lengths[level.requests] = level.width
         starts = first_slots + np.array(level.starts)
         metadata = slots.attention.metadata(slots.requests, starts.tolist(), lengths.tolist())
-        first = torch.from_numpy(first_slots[level.requests].repeat(level.width)).to(level.token_ids.device)
+        first = upload(first_slots[level.requests].repeat(level.width), level.token_ids.device)
         positions, prefix_lens, more_slots = first + (level.depth - 1), first + level.depth, None
         if level.is_alive is not None:  # at its depth, a dead entry could be past the last position
             positions = torch.where(level.is_alive, positions, first)

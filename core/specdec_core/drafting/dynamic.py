@@ -10,11 +10,24 @@ import torch
 
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch
+from specdec_core.drafting.device_dynamic import DeviceDynamicTree
 from specdec_core.drafting.distributions import to_target
-from specdec_core.drafting.level import Level, may_shrink, on_host
+from specdec_core.drafting.level import Level, TreeGrower, may_shrink, on_host
 
 IMPOSSIBLE = np.float32(-np.inf)
 LEAST = np.finfo(np.float32).min
+
+
+def dynamic_grower_of(
+    batch: ProposerBatch,
+    top_k: int,
+    depth: int,
+    q_to_target: torch.Tensor | None = None,
+    min_prob: float = 0.0,
+) -> TreeGrower:
+    """Begin drafts that are dynamic trees: see `DynamicTree`, which takes the same arguments."""
+    kind = DynamicTree if may_shrink(batch.root_token_ids.device) else DeviceDynamicTree
+    return kind(batch, top_k, depth, q_to_target, min_prob)
 
 
 class DynamicTree:
@@ -42,7 +55,6 @@ class DynamicTree:
         self._budgets = batch.max_draft_tokens
         self._size, self._device = len(self._budgets), batch.root_token_ids.device
         self._top_k, self._q_to_target, self._levels = top_k, q_to_target, batch.levels
-        self._may_shrink = may_shrink(self._device)
         self._growing = np.arange(self._size)  # requests that levels are about
         self._goes = np.ones(len(self._growing), dtype=bool)  # which of them have not been stopped
         self._each = np.arange(self._size)[:, None]  # row index for arrays [batch, n]
@@ -78,7 +90,7 @@ class DynamicTree:
             return None
         rows = self._of_growing(above)
         rows = rows + width * np.arange(len(rows))[:, None]
-        if self._may_shrink and not goes.all():
+        if not goes.all():
             rows, self._growing, goes = rows[goes], self._growing[goes], goes[goes]
         self._goes = goes
         return self._level(rows, above, token_ids[self._each, chosen])
@@ -100,14 +112,14 @@ class DynamicTree:
         if scores[:, -1].min() == IMPOSSIBLE:  # the last one is the least likely
             is_dead = self._frontier_scores == IMPOSSIBLE
             ancestors = np.where(is_dead[:, :, None], own[:, None], ancestors)
-            is_alive = torch.from_numpy((scores > IMPOSSIBLE).ravel()).to(self._device)
+            is_alive = torch.from_numpy((scores > IMPOSSIBLE).ravel())
         self._ancestors = ancestors
         level = Level(
             width=count,
             requests=self._growing,
-            rows=torch.from_numpy(rows.ravel()).to(self._device),
-            token_ids=torch.from_numpy(self._of_growing(token_ids).ravel()).to(self._device),
-            ancestors=torch.from_numpy(self._of_growing(ancestors).reshape(-1, ancestors.shape[2])).to(self._device),
+            rows=torch.from_numpy(rows.ravel()),
+            token_ids=torch.from_numpy(self._of_growing(token_ids).ravel()),
+            ancestors=torch.from_numpy(self._of_growing(ancestors).reshape(-1, ancestors.shape[2])),
             starts=(self._num_forwarded,) * self._size,
             is_chain=False,
             is_alive=is_alive,
@@ -127,7 +139,7 @@ class DynamicTree:
         scores = np.fmax(scores, IMPOSSIBLE)  # a row that is not finite is all NaN, which fmax leaves out
         if not self._goes.all():
             scores[~self._goes] = IMPOSSIBLE
-        owners = torch.from_numpy(self._growing[:, None]).to(self._device)
+        owners = torch.from_numpy(self._growing[:, None])
         ids = on_host(to_target(self._q_to_target, owners, token_ids.view(len(self._growing), -1)))
         return self._of_all(scores, IMPOSSIBLE), self._of_all(ids, 0)
 

@@ -91,7 +91,8 @@ class FeatureProposer(Proposer):
             observation.following_token_ids,
             observation.positions,
         )
-        outputs, next_features = self._forward(passed, self.fuse(features), observation.last_rows)
+        last = observation.last_rows, observation.host_last_rows
+        outputs, next_features = self._forward(passed, self.fuse(features), *last)
         self._last.put(observation.requests, outputs, next_features)
         filled = zip(observation.starts, observation.host_num_valid, strict=True)
         self._attention.fill(observation.requests, [start + num_valid for start, num_valid in filled])
@@ -110,9 +111,14 @@ class FeatureProposer(Proposer):
         return grow(grower, self.logits(outputs, np.arange(len(batch.requests))), forward)
 
     def _forward(
-        self, passed: DraftPass, features: torch.Tensor, rows: torch.Tensor | None = None
+        self,
+        passed: DraftPass,
+        features: torch.Tensor,
+        rows: torch.Tensor | None = None,
+        host_rows: Sequence[int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run the head on the slots of one forward pass, with `features` [num_tokens, hidden]. Returns what `run`
-        does."""
-        with self._attention.forwarding(passed.metadata, passed.visibility, window=self._window):
+        """Run the head on the slots of one forward pass, with `features` [num_tokens, hidden]. host_rows: `rows` on the
+        host. Returns what `run` does."""
+        where = passed.metadata, passed.visibility
+        with self._attention.forwarding(*where, window=self._window, rows=host_rows):
             return self.run(self._embed(passed.token_ids), features, passed.positions, rows)

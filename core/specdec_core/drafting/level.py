@@ -16,17 +16,18 @@ from specdec_core.contracts.draft import Draft
 class Level:
     """The draft tokens of one depth, as input of the draft model's next forward pass.
 
-    Each of `requests` has `width` entries; the requests follow each other. A request's draft tokens come first among
-    its entries, in the order of their KV-cache slots. The remaining entries are *dead* (padding): they take part in the
-    forward pass only to keep shapes fixed. A dead entry has a token id of the vocabulary and a parent among its own
-    request's entries. Except in a chain, its only ancestor is itself. It gets no children, is not part of the draft,
-    and its slot is overwritten later.
+    Each of `requests` has `width` entries; the requests follow each other. A request's entries are in the order of
+    their KV-cache slots, which are consecutive. Entries that are no draft tokens are *dead* (padding): they take part
+    in the forward pass only to keep shapes fixed. A dead entry has a token id of the vocabulary and a parent among its
+    own request's entries. Except in a chain, its only ancestor is itself. It gets no children, is not part of the
+    draft, and its slot is overwritten later.
 
     `ancestors` and `starts` are slots of the draft model's KV cache, counted from the request's first slot for draft
-    tokens. A request's draft tokens of all depths have consecutive slots, and so have its entries in one level.
+    tokens.
 
-    On a CPU, requests without draft tokens are left out, and width is the largest number of draft tokens of a request.
-    On a GPU all requests stay, and width is the largest number that a request may have (`may_shrink`).
+    On a CPU, requests without draft tokens are left out, width is the largest number of draft tokens of a request, and
+    these come first: the draft tokens of all depths have consecutive slots. On a GPU all requests stay, width is the
+    largest number that a request may have (`may_shrink`), and any entry may be dead.
     """
 
     width: int

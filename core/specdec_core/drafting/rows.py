@@ -8,6 +8,7 @@ import torch
 
 from specdec_core.contracts.proposer import RequestView
 from specdec_core.errors import SpecdecError
+from specdec_core.ops.upload import upload
 
 
 class RequestRows:
@@ -69,4 +70,4 @@ class RequestTensors(RequestRows):
         return [tensor.index_select(0, rows) for tensor in self._tensors]
 
     def _indices(self, requests: Iterable[RequestView]) -> torch.Tensor:
-        return torch.tensor(self.of(requests), dtype=torch.int64, device=self._tensors[0].device)
+        return upload(self.of(requests), self._tensors[0].device, dtype=torch.int64)

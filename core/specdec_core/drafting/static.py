@@ -12,9 +12,11 @@ from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import LevelBudget, ProposerBatch
 from specdec_core.drafting.builder import DraftBuilder, Grown
-from specdec_core.drafting.chain import DeviceChain, HostChain
+from specdec_core.drafting.chain import HostChain
+from specdec_core.drafting.device_tree import DeviceTree
 from specdec_core.drafting.distributions import Distributions
 from specdec_core.drafting.level import Level, TreeGrower, may_shrink, on_host
+from specdec_core.ops.upload import upload
 
 
 def grower_of(
@@ -30,10 +32,11 @@ def grower_of(
     min_prob: in a chain, a request whose tokens are chosen gets no more once the probability of its chain is lower than
         this.
     """
-    if not shape.is_chain:
-        return StaticTree(batch, shape, method, q_to_target)
-    kind = HostChain if may_shrink(batch.root_token_ids.device) else DeviceChain
-    return kind(batch, shape.depth, Distributions(batch, method, q_to_target), min_prob)
+    if not may_shrink(batch.root_token_ids.device):
+        return DeviceTree(batch, shape, Distributions(batch, method, q_to_target), min_prob)
+    if shape.is_chain:
+        return HostChain(batch, shape.depth, Distributions(batch, method, q_to_target), min_prob)
+    return StaticTree(batch, shape, method, q_to_target)
 
 
 class _Entries(NamedTuple):
@@ -48,8 +51,8 @@ class _Entries(NamedTuple):
 
 
 class StaticTree:
-    """Grows a tree of the same shape for every request, level by level, cut off at max_draft_tokens nodes. A request
-    that `batch.levels` stops gets no more nodes.
+    """Grows a tree of the same shape for every request on a CPU, level by level, cut off at max_draft_tokens nodes. A
+    request that `batch.levels` stops gets no more nodes.
 
     method: "greedy", "probabilistic" or "auto": see `DraftBuilder`.
     q_to_target: int64 [draft_vocab] or [batch, draft_vocab], maps draft token ids to target token ids, for all requests
@@ -66,15 +69,14 @@ class StaticTree:
         self._builder = DraftBuilder(batch, method, q_to_target)
         self._shape = shape
         device = batch.root_token_ids.device
-        self._may_shrink = may_shrink(device)
-        self._levels = batch.levels if self._may_shrink else None
-        self._num_children = torch.tensor(shape.num_children, device=device)  # root first, then nodes
-        self._first_child = torch.tensor(shape.first_children, device=device)
+        self._levels = batch.levels
+        self._num_children = upload(shape.num_children, device)  # root first, then nodes
+        self._first_child = upload(shape.first_children, device)
         self._leaf = len(shape.paths)  # the kind of the last node, which has no children
         size = len(batch.max_draft_tokens)
         # Of the level that is to have children, at first the roots:
         self._width, self._active = 1, np.arange(size)  # see `Level.width` and `Level.requests`
-        roots = torch.from_numpy(self._active).to(device)
+        roots = upload(self._active, device)
         zeros = torch.zeros_like(roots)
         self._above = _Entries(zeros, zeros, roots, zeros - 1, zeros, zeros.new_empty(len(roots), 0))
         self._is_node: np.ndarray | None = None  # bool [n]   entries that are no padding; None: all
@@ -112,22 +114,18 @@ class StaticTree:
     def _level(self, nodes: _Entries) -> Level:
         """Return these nodes as a `Level`, the input of the next forward pass, padded if requests have different
         numbers of nodes."""
-        starts, depth = self._totals, nodes.ancestors.shape[1]
+        starts = self._totals
         of = on_host(nodes.requests)
         counts = np.bincount(of, minlength=len(starts))
         self._totals = starts + counts
-        if self._may_shrink:
-            active, width = np.flatnonzero(counts), int(counts.max())
-        else:
-            active = np.arange(len(starts))
-            width = self._shape.widths[depth - 1]
+        active, width = np.flatnonzero(counts), int(counts.max())
         is_alive = self._is_node = None
         if len(of) < len(active) * width:
             places = np.searchsorted(active, of) * width + np.arange(len(of)) - np.searchsorted(of, of)
             nodes = self._with_dead(nodes, places, active, (starts[active][:, None] + np.arange(width)).ravel())
             alive = np.zeros(len(active) * width, dtype=bool)
             alive[places] = True
-            is_alive, self._is_node = torch.from_numpy(alive).to(nodes.rows.device), alive
+            is_alive, self._is_node = upload(alive, nodes.rows.device), alive
         self._above, self._active, self._width = nodes, active, width
         return Level(
             width=width,
@@ -150,16 +148,16 @@ class StaticTree:
         """
         device, width = nodes.rows.device, len(numbers) // len(active)
         first_above = np.searchsorted(self._active, active) * self._width
-        own = torch.from_numpy(numbers).to(device)
+        own = upload(numbers, device)
         dead = _Entries(
-            rows=torch.from_numpy(first_above.repeat(width)).to(device),
+            rows=upload(first_above.repeat(width), device),
             token_ids=torch.zeros_like(own),
-            requests=torch.from_numpy(active.repeat(width)).to(device),
+            requests=upload(active.repeat(width), device),
             numbers=own.clone(),
             kinds=torch.full_like(own, self._leaf),
             ancestors=own.unsqueeze(1).repeat(1, nodes.ancestors.shape[1]),
         )
-        where = torch.from_numpy(places).to(device)
+        where = upload(places, device)
         return _Entries(*(other.index_copy_(0, where, node) for other, node in zip(dead, nodes, strict=True)))
 
     def _goes_on(self, levels: LevelBudget, grown: Grown, nodes: _Entries, is_first: torch.Tensor) -> np.ndarray:

@@ -13,6 +13,7 @@ from specdec_core.contracts.proposer import Observation
 from specdec_core.contracts.verifier import Verdict
 from specdec_core.engine.observation import final_counts
 from specdec_core.engine.request import Request
+from specdec_core.ops.upload import upload
 
 Features = Mapping[str, torch.Tensor]
 """{tap: [num_rows, width]}."""
@@ -92,7 +93,7 @@ class _Waiting:
             rows.append(above + decided_at[np.arange(decided_at.shape[1]) < count[:, None]])
             above += len(next(iter(features.values()), ()))
         owners = np.concatenate([np.arange(len(count)).repeat(count) for count in counts])
-        index = torch.from_numpy(np.concatenate(rows)[owners.argsort(kind="stable")]).to(device)
+        index = upload(np.concatenate(rows)[owners.argsort(kind="stable")], device)
         of_passes = [features for _, features in self.passes]
         found = {tap: torch.cat([each[tap] for each in of_passes]).index_select(0, index) for tap in of_passes[0]}
         return np.sum(counts, axis=0).tolist(), found
@@ -215,13 +216,13 @@ class Arrears:
             requests=tuple(taken),
             starts=tuple(starts),
             offsets=offsets,
-            num_valid=torch.tensor(counts, dtype=torch.int32, device=device),
-            last_rows=torch.tensor(offsets[1:], device=device) - 1,
+            num_valid=upload(counts, device, dtype=torch.int32),
+            last_rows=upload(offsets[1:], device) - 1,
             host_num_valid=tuple(counts),
-            token_ids=torch.from_numpy(token_ids).to(device),
-            positions=torch.from_numpy(positions).to(device),
+            token_ids=upload(token_ids, device),
+            positions=upload(positions, device),
             features=features,
-            next_token_ids=torch.tensor(following, device=device),
+            next_token_ids=upload(following, device),
         )
 
     def drop(self, request: Request) -> None:

@@ -91,7 +91,7 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
     attention = PagedAttention(kv, places, design.ops, Padding.of(device))
     target.attach(attention, design.ops, design.plan)
     warm_up(target, design.memory.num_blocks, config.block_size)
-    token_texts, verification = TokenTexts(tokenizer), Verification(plugins, design.speculative)
+    token_texts, verification = TokenTexts(tokenizer), Verification(plugins, design.speculative, design.ops["draw"])
     runner = Runner(target, kv, token_texts)
     curve = _cost_curve(design, runner, verification, kv)
     drafters = []
@@ -189,6 +189,7 @@ def _drafter(
         most_each=most_each,
         vocab_size=target.info.vocab_size,
         device=target.info.device,
+        draw=method.ops["draw"],
         budget=budget,
     )
 

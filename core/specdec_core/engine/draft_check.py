@@ -1,6 +1,6 @@
 """Checks on the host that a draft keeps its contract (`contracts/draft.py`), before the engine relies on it.
 
-`safe_draft` checks drafts whose values are on a device.
+`device_check` checks drafts whose values are on a device.
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from time import perf_counter
-from typing import NoReturn
 
 import torch
 
@@ -14,15 +12,17 @@ from specdec_core.budget.choice import Expected
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import Plan, ProposerBatch
 from specdec_core.contracts.verifier import Verdict
+from specdec_core.engine.device_check import DeviceChecks, read
 from specdec_core.engine.draft_check import check_form, check_nodes, check_probs
 from specdec_core.engine.named_proposer import NamedProposer
 from specdec_core.engine.observer import Observer
 from specdec_core.engine.request import Request
 from specdec_core.engine.runner import Computed
-from specdec_core.engine.safe_draft import PendingCheck, SafeDrafts
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import spread
-from specdec_core.sampling.random import CounterRandom
+from specdec_core.ops.drawing import draw
+from specdec_core.ops.upload import upload
+from specdec_core.sampling.random import CounterRandom, Draw
 
 
 class Drafter:
@@ -33,9 +33,10 @@ class Drafter:
     group: the KV cache's group of its layers; None: it has none.
     max_tokens, most_each: the most tokens whose hidden states are stored, to be shown to the proposer later, of all
         requests and of each.
+    draw: the operation `draw`.
     budget: decides how much to draft (adaptive_draft_length); None: as much as the scheduler allows.
     reads_drafts: whether drafts are checked on the host (`draft_check`) if their values can be read without waiting for
-        a GPU. Other drafts are checked on their device (`safe_draft`). Some tests set it to False.
+        a GPU. Other drafts are checked on their device (`device_check`). Some tests set it to False.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Drafter:
         most_each: int,
         vocab_size: int,
         device: torch.device,
+        draw: Draw = draw,
         budget: Budget | None = None,
     ) -> None:
         self.proposer, self.plan = proposer, plan
@@ -60,8 +62,8 @@ class Drafter:
         self.is_idle = False  # all requests of the last step for which it was asked are off
         self._asked: Sequence[Request] = ()  # the requests that it drafted for in this step
         self._num_speculative_tokens = num_speculative_tokens
-        self._vocab_size, self._device = vocab_size, device
-        self._safe_drafts = SafeDrafts(vocab_size)
+        self._vocab_size, self._device, self._draw = vocab_size, device, draw
+        self._device_checks = DeviceChecks(vocab_size)
 
     def start(self, request: Request) -> None:
         if self.budget is not None:
@@ -99,14 +101,13 @@ class Drafter:
         if self.budget is not None:
             self.budget.pass_step()
 
-    def propose(self, schedule: Schedule, so_far: Expected) -> tuple[Draft | None, PendingCheck | None]:
+    def propose(self, schedule: Schedule, so_far: Expected) -> Draft | None:
         """Get the proposer's draft and extend it to all scheduled requests; None if no request drafts. The proposer
         sees only requests that may draft; the others get empty trees.
 
         so_far: what the step is expected to yield without this draft.
 
-        If the draft's values are on a device only, also returns a `PendingCheck`, else None. A draft with a pending
-        check is safe to compute with, but no token may be emitted before `PendingCheck.resolve`.
+        Raises PluginError if the draft breaks its contract.
         """
         started = perf_counter()
         pairs = zip(schedule.requests, schedule.budgets, strict=True)
@@ -123,31 +124,31 @@ class Drafter:
         drafting = [request for request, budget in zip(schedule.requests, wanted, strict=True) if budget]
         self._asked = drafting
         if not drafting:
-            return None, None
+            return None
         before = perf_counter()
         self.observer.catch_up(drafting)
         late_s = perf_counter() - before
         budgets = tuple(budget for budget in wanted if budget)
-        root_positions = torch.tensor([r.num_tokens - 1 for r in drafting], device=self._device)
+        temperature = [0.0 if r.params.is_greedy else r.params.temperature for r in drafting]
+        root_positions = upload([r.num_tokens - 1 for r in drafting], self._device)
         batch = ProposerBatch(
             requests=drafting,
-            root_token_ids=torch.tensor([r.last_token_id for r in drafting], device=self._device),
+            root_token_ids=upload([r.last_token_id for r in drafting], self._device),
             root_positions=root_positions,
-            temperature=torch.tensor(
-                [0.0 if r.params.is_greedy else r.params.temperature for r in drafting], device=self._device
-            ),
+            temperature=upload(temperature, self._device),
+            host_temperature=tuple(temperature),
             max_draft_tokens=budgets,
-            random=CounterRandom([r.seed for r in drafting], root_positions),
+            random=CounterRandom([r.seed for r in drafting], root_positions, self._draw),
             levels=None if self.budget is None else self.budget.levels(budgets, self._device),
             may_sample=tuple(request.may_sample for request in drafting),
         )
         with self.proposer.called() as proposer:
-            draft, check = self._checked(proposer.propose(batch), budgets)
+            draft = self._checked(proposer.propose(batch), budgets)
         if self.budget is None:
-            return spread(draft, wanted), check
+            return spread(draft, wanted)
         draft = spread(self.budget.keep(draft), wanted)
         self.budget.end_drafting(perf_counter() - started - late_s, late_s)
-        return draft, check
+        return draft
 
     def observe(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> None:
         """Pass the hidden states of a forward pass to the proposer, if it wants them. The arguments are those of
@@ -169,22 +170,20 @@ class Drafter:
         may_draft = self.observer.may_draft if self.budget is None else self.observer.may_ever_draft
         return budget if may_draft(request) else 0
 
-    def _checked(self, draft: Draft, budgets: Sequence[int]) -> tuple[Draft, PendingCheck | None]:
+    def _checked(self, draft: Draft, budgets: Sequence[int]) -> Draft:
+        """Return the draft with copies on the host. Raises an error if it breaks its contract."""
         check_form(draft, budgets, self._vocab_size, self._device)
         if not draft.num_nodes:
-            return draft, None
-        is_read = self.reads_drafts and draft.is_on_host(draft.token_ids, draft.parents)
-        if is_read:
+            return draft
+        if self.reads_drafts and draft.is_on_host(draft.token_ids, draft.parents):
             check_nodes(draft, self._vocab_size)
             if draft.is_on_host(draft.scores, draft.q, draft.q_rows, draft.q_ids, draft.q_to_target):
                 check_probs(draft, self._vocab_size)
-                return draft, None
-        safe, is_wrong = self._safe_drafts.of(draft, nodes_are_sound=is_read)
-        return safe, PendingCheck(is_wrong, partial(self._name_fault, draft))
-
-    def _name_fault(self, draft: Draft) -> NoReturn:
-        with self.proposer.called():
-            draft = draft.to("cpu")
-            check_nodes(draft, self._vocab_size)
-            check_probs(draft, self._vocab_size)
+                return draft
+        draft, is_wrong = read(draft, self._device_checks.is_wrong(draft))
+        if is_wrong:
+            on_host = draft.to("cpu")
+            check_nodes(on_host, self._vocab_size)
+            check_probs(on_host, self._vocab_size)
             raise RuntimeError("its draft was found to be wrong on the device, but on the host it is not")
+        return draft

@@ -224,11 +224,11 @@ class Engine:
         if not schedule.requests:
             return StepReport(num_preempted=len(schedule.preempted))
         timer.end_other()
-        draft, checks = self._speculation.propose(schedule)
+        draft = self._speculation.propose(schedule)
         timer.end_drafting()
         computed = self._runner.run(schedule, draft)
         timer.end_forward_pass()
-        decision = self._verification.decide(schedule, draft, computed, checks)
+        decision = self._verification.decide(schedule, draft, computed)
         timer.end_verification()
         self.kv.compact(schedule.request_ids, schedule.num_known, decision.verdict)
         timer.end_other()

@@ -14,6 +14,7 @@ from specdec_core.contracts.verifier import Verdict
 from specdec_core.engine.request import Request
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import StepBatch
+from specdec_core.ops.upload import upload
 from specdec_core.sampling.logprobs import TokenLogprobs, logprobs_of
 
 Decode = Callable[[int], str | None]
@@ -70,7 +71,7 @@ def prompt_parts(schedule: Schedule, batch: StepBatch) -> list[PromptPart]:
 def rows_of(parts: Sequence[PromptPart], device: torch.device) -> torch.Tensor:
     """For each token of these prompt ranges, the index of the token before it in the forward pass. The logits at this
     index give the token's logprob. int64 [number of tokens in all ranges]."""
-    return torch.from_numpy(np.concatenate([p.first_row + np.arange(p.num_tokens) for p in parts])).to(device)
+    return upload(np.concatenate([p.first_row + np.arange(p.num_tokens) for p in parts]), device)
 
 
 def add_prompt_logprobs(parts: Sequence[PromptPart], logits: torch.Tensor, texts: TokenTexts) -> None:
@@ -85,7 +86,7 @@ def add_prompt_logprobs(parts: Sequence[PromptPart], logits: torch.Tensor, texts
         start, end = end, end + part.num_tokens
         request, number = part.request, part.request.params.prompt_logprobs
         assert request.prompt_logprobs is not None and number is not None
-        tokens = torch.from_numpy(request.token_ids[part.start : part.end].copy()).to(logits.device)
+        tokens = upload(request.token_ids[part.start : part.end].copy(), logits.device)
         decode = [texts.decoder_for(request)] * part.num_tokens
         request.prompt_logprobs += logprobs_of(logits[start:end], tokens, [number] * part.num_tokens, decode)
 
@@ -113,7 +114,7 @@ def output_logprobs(
     numbers = [r.params.logprobs for _, _, r in places if r.params.logprobs is not None]
     decode = [texts.decoder_for(r) for _, _, r in places]
     decided = torch.stack([verdict.rows[index].to(torch.int64), verdict.token_ids[index]])
-    rows, tokens = decided.to(logits.device).unbind()  # int64 [num_tokens] each
+    rows, tokens = upload(decided, logits.device).unbind()  # int64 [num_tokens] each
     found: dict[str, list[TokenLogprobs]] = {request.id: [] for _, request in asking}
     each = logprobs_of(logits[rows], tokens, numbers, decode)
     for (_, _, request), logprobs in zip(places, each, strict=True):

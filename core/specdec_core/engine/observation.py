@@ -13,6 +13,7 @@ from specdec_core.contracts.proposer import Observation, TopTokens
 from specdec_core.contracts.verifier import Verdict
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
+from specdec_core.ops.upload import upload
 
 
 def observation_of(
@@ -40,7 +41,7 @@ def observation_of(
     num_known = np.asarray(schedule.num_known)[which]
     counts = num_known + np.minimum(np.asarray(draft.num_nodes_per_request)[which], draft.max_depth)
     offsets = counts.cumsum() - counts
-    tokens = torch.from_numpy(final_rows(schedule, computed, verdict, which, counts)).to(device)
+    tokens = upload(final_rows(schedule, computed, verdict, which, counts), device)
     num_accepted = verdict.num_accepted.numpy()[which]
     decided = verdict.token_ids.numpy()[which, num_accepted]
     # If the next token is known already, the verdict is not needed.
@@ -53,13 +54,13 @@ def observation_of(
         requests=tuple(scheduled),
         starts=tuple(request.num_computed for request in scheduled),
         offsets=tuple(accumulate(counts.tolist(), initial=0)),
-        num_valid=torch.from_numpy(num_valid.astype(np.int32)).to(device),
-        last_rows=torch.from_numpy(offsets + np.maximum(num_valid - 1, 0)).to(device),
+        num_valid=upload(num_valid.astype(np.int32), device),
+        last_rows=upload(offsets + np.maximum(num_valid - 1, 0), device),
         host_num_valid=tuple(num_valid.tolist()),
         token_ids=batch.token_ids.index_select(0, tokens),
         positions=batch.positions.index_select(0, tokens),
         features={tap: computed.features[tap].index_select(0, tokens) for tap in taps},
-        next_token_ids=torch.tensor(following, device=device),
+        next_token_ids=upload(following, device),
         top_tokens=_top_tokens(computed, draft, which, num_top_tokens) if num_top_tokens else None,
     )
 
@@ -102,7 +103,7 @@ def _top_tokens(computed: Computed, draft: Draft, which: np.ndarray, number: int
     parents[layout.node_rows] = np.where(layout.is_alive, numbers[layout.parent_rows], DEAD)
 
     def on_device(array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(computed.logits.device)
+        return upload(array, computed.logits.device)
 
     index = on_device(rows)
     flat = batch.rows.index_select(0, index)

@@ -19,6 +19,7 @@ from specdec_core.engine.observation import final_counts, final_rows, observatio
 from specdec_core.engine.request import Request
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
+from specdec_core.ops.upload import upload
 
 
 class _Stored(NamedTuple):
@@ -125,7 +126,7 @@ class Observer:
         if last.number:
             if last.rows is not None:
                 taps, rows = self._plan.taps, last.rows
-                passes = [{tap: each[tap][rows.to(each[tap].device)] for tap in taps} for each in passes]
+                passes = [{tap: each[tap][upload(rows, each[tap].device)] for tap in taps} for each in passes]
             self._arrears.keep(last.requests, last.counts, [*map(self._tapped, passes)], starts)
             self._room -= len(passes)
         self._num_alike -= len(passes)
@@ -210,7 +211,7 @@ class Observer:
         features = self._tapped(computed.features)
         if draft.num_nodes or counts != schedule.num_known:  # else the first rows: nothing to copy
             numbers = final_rows(schedule, computed, verdict, np.asarray(off), np.asarray(counts))
-            rows = torch.from_numpy(numbers).to(computed.batch.token_ids.device)
+            rows = upload(numbers, computed.batch.token_ids.device)
             features = {tap: each.index_select(0, rows) for tap, each in features.items()}
         self._arrears.keep(requests, counts, [features])
 

@@ -25,7 +25,6 @@ from specdec_core.engine.own_counts import OwnCounts
 from specdec_core.engine.request import Request
 from specdec_core.engine.rest import MOST_STEPS, Rest
 from specdec_core.engine.runner import Computed
-from specdec_core.engine.safe_draft import PendingCheck
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.errors import PluginError
 from specdec_core.plugins import PluginWarning
@@ -103,17 +102,16 @@ class Speculation:
                 for drafter in self.drafters:
                     drafter.start(request)
 
-    def propose(self, schedule: Schedule) -> tuple[Draft, Sequence[PendingCheck]]:
-        """Return one draft over all scheduled requests, combined from the proposers' drafts, and the pending checks of
-        drafts on a device. The checks must be resolved before tokens are emitted."""
+    def propose(self, schedule: Schedule) -> Draft:
+        """Return one draft over all scheduled requests, combined from the proposers' drafts."""
         if self._is_idle:
-            return self._empty_draft(len(schedule.requests)), ()
+            return self._empty_draft(len(schedule.requests))
         if self._takes_plain_step(schedule):
             self._own_drafts = [None] * len(self.drafters)
-            return self._empty_draft(len(schedule.requests)), ()
+            return self._empty_draft(len(schedule.requests))
         num_requests = len(schedule.requests)
         so_far = Expected.of_plain(num_requests)
-        self._own_drafts, checks, is_beside = [], [], False
+        self._own_drafts, is_beside = [], False
         last: tuple[Budget, Draft] | None = None  # whose draft is not counted in so_far yet
         for drafter in self.drafters:
             is_prefill = schedule.num_prefill_tokens > 0
@@ -123,17 +121,15 @@ class Speculation:
                 continue
             if last is not None:
                 so_far, last = last[0].after(schedule.requests, last[1]), None
-            draft, check = drafter.propose(schedule, so_far)
+            draft = drafter.propose(schedule, so_far)
             self._own_drafts.append(draft)
-            if check is not None:
-                checks.append(check)
             if drafter.budget is not None and draft is not None:
                 last = drafter.budget, draft
                 is_beside |= draft.num_nodes > 0
         drafts = [draft for draft in self._own_drafts if draft is not None and draft.num_nodes]
         if not drafts:
-            return self._empty_draft(num_requests), checks
-        return drafts[0] if len(drafts) == 1 else combine_drafts(drafts, schedule.budgets), checks
+            return self._empty_draft(num_requests)
+        return drafts[0] if len(drafts) == 1 else combine_drafts(drafts, schedule.budgets)
 
     def _takes_plain_step(self, schedule: Schedule) -> bool:
         """Whether nothing is drafted in this step, to measure a plain one."""

@@ -13,6 +13,7 @@ from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.kv import Visibility
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.tree_mask import tree_mask
+from specdec_core.ops.upload import upload
 
 
 def spread(draft: Draft, budgets: Sequence[int]) -> Draft:
@@ -74,7 +75,7 @@ class StepBatch:
         prefix_lens, more_slots = tree_mask(draft, positions, rows, roots)
 
         def on_device(array: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(array).to(device)
+            return upload(array, device)
 
         flat_positions = on_device(positions)
         return cls(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from attrs import frozen
 
@@ -13,13 +14,14 @@ from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource, Verdict, Verifier, VerifierSpec
 from specdec_core.engine.plugin_errors import building, in_step
 from specdec_core.engine.runner import Computed
-from specdec_core.engine.safe_draft import PendingCheck
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.errors import ConfigError, PluginError
+from specdec_core.ops.drawing import draw
+from specdec_core.ops.upload import upload
 from specdec_core.plugins import Plugins
 from specdec_core.sampling.constraints import ConstrainedRows
 from specdec_core.sampling.process import process_logits
-from specdec_core.sampling.random import CounterRandom
+from specdec_core.sampling.random import CounterRandom, Draw
 from specdec_core.verifiers.chosen import draw_path
 
 
@@ -49,10 +51,12 @@ class Verification:
     With every verifier, a request without draft tokens gets the target's own tokens, and a greedy request gets the
     argmax, even if the named verifier is lossy. If no verifier is named, a request without sampled draft tokens also
     gets the target's own tokens, so that its output does not depend on other requests' drafts.
+
+    draw: the operation `draw`.
     """
 
-    def __init__(self, plugins: Plugins, config: SpeculativeConfig | None) -> None:
-        self._plugins = plugins
+    def __init__(self, plugins: Plugins, config: SpeculativeConfig | None, draw: Draw = draw) -> None:
+        self._plugins, self._draw = plugins, draw
         self._built: dict[str, Verifier] = {}
         self._named: VerifierSpec | None = None
         if config is not None and config.verifier != AUTO:
@@ -76,26 +80,17 @@ class Verification:
                 f'for greedy requests only: give temperature=0, or leave "verifier" out of speculative_config'
             )
 
-    def decide(
-        self, schedule: Schedule, draft: Draft, computed: Computed, checks: Sequence[PendingCheck] = ()
-    ) -> Decision:
-        """Verify a draft and return the verifier's name and its verdict, on the host.
-
-        checks: the draft's pending checks, whose results are still on the device.
-
-        Raises PluginError, which names the proposer, if a check finds the draft wrong.
-        """
+    def decide(self, schedule: Schedule, draft: Draft, computed: Computed) -> Decision:
+        """Verify a draft and return the verifier's name and its verdict, on the host."""
         requests = schedule.requests
         params = [request.params for request in requests]
-        noise = CounterRandom([request.seed for request in requests], computed.batch.root_positions)
+        noise = CounterRandom([request.seed for request in requests], computed.batch.root_positions, self._draw)
         constraints = ConstrainedRows.of(schedule.whole_requests, draft)
         processed = process_logits(computed.logits, draft.host_layout.row_requests, params, constraints)
         name = self.choose(draft, params)
         greedy = [index for index, each in enumerate(params) if each.is_greedy]
         verdict = self.verify(name, processed, draft, noise, greedy)
-        for check in checks:
-            verdict = check.resolve(verdict)
-        return Decision(name, verdict.on_host())
+        return Decision(name, _on_host(verdict))
 
     def choose(self, draft: Draft, params: Sequence[SamplingParams]) -> str:
         """The name of the verifier for a draft. Raises PluginError if the verifier that speculative_config names takes
@@ -134,33 +129,45 @@ class Verification:
             is_plain[list(greedy)] = True
         return _with_own_tokens(verdict, is_plain, logits, draft, random)
 
-    def _is_plain(self, draft: Draft) -> torch.Tensor:
+    def _is_plain(self, draft: Draft) -> np.ndarray:
         """Which requests have no draft tokens to verify, and so get the target's own tokens: bool [batch]. If no
         verifier is named, only sampled draft tokens count."""
-        decides = draft.layout.is_alive  # bool [num_nodes]
+        layout = draft.host_layout
+        decides = layout.is_alive  # bool [num_nodes]
         if self._named is None and draft.q_rows is not None:
-            decides = decides & (draft.q_rows >= 0)
-        rows = draft.layout.node_rows[decides]
-        is_plain = torch.ones(draft.batch_size, dtype=torch.bool, device=rows.device)
-        is_plain[draft.layout.row_requests[rows]] = False
+            decides = decides & (draft.on_host(draft.q_rows) >= 0)
+        is_plain = np.ones(draft.batch_size, dtype=bool)
+        is_plain[layout.row_requests[layout.node_rows[decides]]] = False
         return is_plain
 
 
+def _on_host(verdict: Verdict) -> Verdict:
+    """Return a verdict on the host. It is copied there in one transfer."""
+    if verdict.token_ids.device.type == "cpu":
+        return verdict.on_host()
+    width = verdict.token_ids.shape[1]
+    parts = (verdict.token_ids, verdict.rows, verdict.num_accepted.unsqueeze(1))
+    packed = torch.cat([part.to(torch.int64) for part in parts], dim=1).cpu()
+    token_ids, rows = packed[:, :width], packed[:, width:-1].to(torch.int32)
+    return Verdict(token_ids, rows, packed[:, -1].to(torch.int32))
+
+
 def _with_own_tokens(
-    verdict: Verdict, is_plain: torch.Tensor, logits: torch.Tensor, draft: Draft, random: RandomSource
+    verdict: Verdict, is_plain: np.ndarray, logits: torch.Tensor, draft: Draft, random: RandomSource
 ) -> Verdict:
     """Replace the verdict of the requests in `is_plain` (bool [batch]). For these, the target's own token is drawn at
     the root and each accepted draft token, and the draft tokens that equal the drawn tokens are accepted."""
-    requests = is_plain.nonzero().squeeze(1)
-    if not len(requests):
+    if not is_plain.any():
         return verdict
-    own, verdict = draw_path(logits, draft, random, requests).on_host(), verdict.on_host()
-    is_plain = is_plain.cpu()
-    at = is_plain.unsqueeze(1)
+    own = draw_path(logits, draft, random, upload(np.flatnonzero(is_plain), logits.device))
+    if verdict.token_ids.device != own.token_ids.device:
+        own, verdict = own.on_host(), verdict.on_host()
+    of_own = upload(is_plain, own.token_ids.device)
+    at = of_own.unsqueeze(1)
     return Verdict(
         token_ids=torch.where(at, own.token_ids, verdict.token_ids),
         rows=torch.where(at, own.rows, verdict.rows),
-        num_accepted=torch.where(is_plain, own.num_accepted, verdict.num_accepted),
+        num_accepted=torch.where(of_own, own.num_accepted, verdict.num_accepted),
     )
 
 

@@ -7,6 +7,7 @@ import torch
 
 from specdec_core.contracts.kv import KVMetadata, Visibility
 from specdec_core.models import Model
+from specdec_core.ops.upload import upload
 
 PROMPT = 64
 
@@ -33,5 +34,5 @@ def _run(target: Model, num_tokens: int, block_size: int) -> None:
         slot_mapping=positions[:num_tokens],
         block_size=block_size,
     )
-    last = torch.tensor([num_tokens - 1], device=device)
+    last = upload([num_tokens - 1], device)
     target.forward(torch.zeros_like(positions), positions, metadata, Visibility(positions, positions + 1), last)

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from specdec_core.kv.block_pool import BlockPool
+from specdec_core.ops.upload import upload
 
 
 class DeviceTables:
@@ -25,14 +26,14 @@ class DeviceTables:
         if self._last is None or self._last[0] is not tables:
             self._update()
             rows = self._pool.rows.indices(request_ids)
-            at = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(self._device)
+            at = rows if isinstance(rows, slice) else upload(rows, self._device)
             self._last = tables, self._copy[at]
         return self._last[1]
 
     def _update(self) -> None:
         array, written = self._pool.rows.array(), self._pool.rows.take_written()
         if array is not self._copied:
-            self._copied, self._copy = array, torch.from_numpy(array).to(self._device)
+            self._copied, self._copy = array, upload(array, self._device)
         elif len(written):
-            index, blocks = torch.from_numpy(np.stack([written, array.ravel()[written]])).to(self._device)
+            index, blocks = upload(np.stack([written, array.ravel()[written]]), self._device)
             self._copy.view(-1).index_copy_(0, index, blocks)

@@ -14,6 +14,7 @@ from specdec_core.contracts.verifier import Verdict
 from specdec_core.errors import CapacityError
 from specdec_core.kv.block_pool import BlockPool
 from specdec_core.kv.device_tables import DeviceTables
+from specdec_core.ops.upload import upload
 
 
 @frozen(eq=False)
@@ -73,7 +74,7 @@ class PagedKVManager:
             starts=tuple(starts),
             lengths=tuple(lengths),
             block_tables=self._tables.of(ids),
-            slot_mapping=torch.from_numpy(self._pool.places(ids, first, counts)).to(self._device),
+            slot_mapping=upload(self._pool.places(ids, first, counts), self._device),
             block_size=self._pool.block_size,
         )
 
@@ -119,7 +120,7 @@ class PagedKVManager:
         tables, size, first = self._pool.tables(request_ids), self._pool.block_size, np.array(first_nodes)[of]
 
         def slots(local: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(tables[of, local // size] * size + local % size).to(self._device)
+            return upload(tables[of, local // size] * size + local % size, self._device)
 
         source, destination = slots(first + nodes[of, step]), slots(first + step)
         for group in self._groups:

@@ -77,6 +77,7 @@ class PagedAttention:
         self._rows: tuple[torch.Tensor, AttentionPlan] | None = None  # the last rows asked for, and their plan
         self._slot_mapping: torch.Tensor | None = None
         self._window: int | None = None
+        self._host_rows: Sequence[int] | None = None
 
     def of_group(self, group: int, num_layers: int, ops: Mapping[str, Callable[..., Any]]) -> PagedAttention:
         """Make a `PagedAttention` for a draft model or draft head, with the same KV manager. Its forward passes are not
@@ -140,19 +141,25 @@ class PagedAttention:
         """Return the plan of some tokens alone, made once for all layers that ask for the same rows."""
         if self._rows is None or self._rows[0] is not rows:
             assert self._plan is not None
-            self._rows = rows, self._plan.of_rows(rows)
+            self._rows = rows, self._plan.of_rows(rows, self._host_rows)
         return self._rows[1]
 
     @contextmanager
-    def forwarding(self, metadata: KVMetadata, visibility: Visibility, *, window: int | None = None) -> Iterator[None]:
+    def forwarding(
+        self,
+        metadata: KVMetadata,
+        visibility: Visibility,
+        window: int | None = None,
+        rows: Sequence[int] | None = None,
+    ) -> Iterator[None]:
         plan = self._plan = AttentionPlan(metadata, visibility, self._padding)
         self._slot_mapping = padded_to(len(visibility.positions), metadata.slot_mapping, value=-1)
-        self._window = window
+        self._window, self._host_rows = window, rows
         try:
             yield
         finally:
             if self._plan is plan:  # after an interrupt this may be closed late, in the middle of another pass
-                self._plan = self._slot_mapping = self._rows = self._window = None
+                self._plan = self._slot_mapping = self._rows = self._window = self._host_rows = None
 
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         self._store(layer, key, value)

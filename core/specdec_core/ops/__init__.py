@@ -12,6 +12,7 @@ from attrs import evolve
 from specdec_core.contracts.ops import OpsContext
 from specdec_core.ops.attention import paged_attention, store_kv
 from specdec_core.ops.decoder import fuse_layers
+from specdec_core.ops.drawing import draw
 from specdec_core.ops.elementwise import rms_norm, rotary
 from specdec_core.ops.linear import pack_linear
 from specdec_core.plugins.operations import OfferedOps
@@ -25,7 +26,9 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "rotary": rotary,
     "pack_linear": pack_linear,
     "fuse_layers": fuse_layers,
+    "draw": draw,
 }
+OUTSIDE_OF_LAYERS = ("draw",)
 
 
 def resolve(offered: OfferedOps, contexts: Sequence[OpsContext]) -> dict[str, Callable[..., Any]]:
@@ -55,6 +58,7 @@ def resolve(offered: OfferedOps, contexts: Sequence[OpsContext]) -> dict[str, Ca
             return attention(query, keys, values, plan, scaling, **given)
 
         chosen["paged_attention"] = by_features
-    if not any(all(offer.spec.ops.get(name) is chosen[name] for name in chosen) for offer in offered.offers):
+    of_layers = [name for name in chosen if name not in OUTSIDE_OF_LAYERS]
+    if not any(all(offer.spec.ops.get(name) is chosen[name] for name in of_layers) for offer in offered.offers):
         chosen["fuse_layers"] = fuse_layers  # another plugin's would not call the operations that are used
     return chosen

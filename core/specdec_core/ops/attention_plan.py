@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,6 +12,7 @@ from attrs import evolve, field, frozen
 
 from specdec_core.contracts.kv import KVMetadata, Visibility
 from specdec_core.ops.padding import Padding, round_up
+from specdec_core.ops.upload import upload
 
 WORD = 64  # bits of an int64
 SHORT = 64
@@ -86,15 +88,17 @@ class AttentionPlan:
     memo: dict[str, Any] = field(factory=dict)
     """Implementations may keep here what they computed for this forward pass, under a name of their own."""
 
-    def of_rows(self, rows: torch.Tensor) -> AttentionPlan:
+    def of_rows(self, rows: torch.Tensor, host_rows: Sequence[int] | None = None) -> AttentionPlan:
         """Return the plan of the same forward pass for attention with only one query token per request.
 
         rows: int64 [batch + padding], the indices of these tokens in the flat batch.
+        host_rows: [batch or more], the same on the host; None: they are read from a GPU, which waits for it.
         """
         metadata, seen = self.metadata, self.visibility
         batch = len(metadata.lengths)
         first_rows = np.cumsum(metadata.lengths) - metadata.lengths
-        starts = np.array(metadata.starts) + rows[:batch].cpu().numpy() - first_rows  # waits for a GPU
+        chosen = rows[:batch].cpu().numpy() if host_rows is None else np.array(host_rows[:batch])
+        starts = np.array(metadata.starts) + chosen - first_rows
         return AttentionPlan(
             evolve(
                 metadata,
@@ -116,13 +120,13 @@ class AttentionPlan:
         lengths = self.metadata.lengths
         owners = np.full(len(self.visibility.positions), -1, dtype=np.int32)
         owners[: sum(lengths)] = np.arange(len(lengths), dtype=np.int32).repeat(lengths)
-        return torch.from_numpy(owners).to(self.metadata.block_tables.device)
+        return upload(owners, self.metadata.block_tables.device)
 
     @cached_property
     def context_lens(self) -> torch.Tensor:
         """int32 [batch]   the number of KV-cache slots of each request that are in use after this forward pass."""
         ends = np.add(self.metadata.starts, self.metadata.lengths, dtype=np.int32)
-        return torch.from_numpy(ends).to(self.metadata.block_tables.device)
+        return upload(ends, self.metadata.block_tables.device)
 
     @cached_property
     def prefix_lens(self) -> torch.Tensor:
@@ -181,20 +185,20 @@ def _segment(requests: np.ndarray, plan: AttentionPlan) -> Segment:
     num_keys = round_up(int((starts + lengths).max()), padding.keys)
 
     row = np.minimum(np.arange(num_rows), lengths[:, None] - 1)
-    token_rows = torch.from_numpy(first_tokens[:, None] + row).to(device)
+    token_rows = upload(first_tokens[:, None] + row, device)
     is_visible = torch.arange(num_keys, device=device) < visibility.prefix_lens[token_rows].unsqueeze(2)
     if visibility.more_slots is not None:
         is_visible.scatter_(2, visibility.more_slots[token_rows], True)
 
-    local = torch.from_numpy(np.minimum(np.arange(num_keys), (starts + lengths - 1)[:, None])).to(device)
-    blocks = metadata.block_tables[torch.from_numpy(requests).to(device)].gather(1, local // metadata.block_size)
+    local = upload(np.minimum(np.arange(num_keys), (starts + lengths - 1)[:, None]), device)
+    blocks = metadata.block_tables[upload(requests, device)].gather(1, local // metadata.block_size)
     valid_rows = np.flatnonzero(np.arange(num_rows) < lengths[:, None])
     return Segment(
         token_rows=token_rows,
         key_slots=blocks * metadata.block_size + local % metadata.block_size,
         is_visible=is_visible,
-        valid_rows=torch.from_numpy(valid_rows).to(device),
-        valid_tokens=token_rows.flatten()[torch.from_numpy(valid_rows).to(device)],
+        valid_rows=upload(valid_rows, device),
+        valid_tokens=token_rows.flatten()[upload(valid_rows, device)],
         is_whole=len(requests) == len(metadata.lengths)
         and token_rows.numel() == num_padded_tokens
         and (len(requests) == 1 or len(valid_rows) == num_padded_tokens),

@@ -12,6 +12,7 @@ from attrs import define, field, frozen
 
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.draft import Draft
+from specdec_core.ops.upload import upload
 from specdec_core.sampling.history import History
 from specdec_core.sampling.token_counts import TokenCounts
 
@@ -204,4 +205,4 @@ class ConstrainedRows:
         return self.to_device(np.array(values)[self.owners]).to(dtype).unsqueeze(1)
 
     def to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array).to(self.paths.draft.token_ids.device)
+        return upload(array, self.paths.draft.token_ids.device)

@@ -41,10 +41,12 @@ def logprobs_of(
     own = logprobs.gather(1, token_ids.unsqueeze(1))
     ranks = (logprobs >= own).sum(dim=1)
     best = logprobs.topk(max(numbers, default=0), dim=1)
-    tensors = (token_ids, own.squeeze(1), ranks, best.indices, best.values)
-    rows = zip(*(each.tolist() for each in tensors), numbers, decode, strict=True)
+    tensors = (token_ids.unsqueeze(1), own, ranks.unsqueeze(1), best.indices, best.values)
+    packed = torch.cat([each.to(torch.float64) for each in tensors], dim=1).tolist()  # one copy to the host
+    size = best.indices.shape[1]
     found: list[TokenLogprobs] = []
-    for token_id, logprob, rank, best_ids, best_logprobs, number, text_of in rows:
-        likely = list(zip(best_ids[:number], best_logprobs[:number], range(1, number + 1), strict=True))
-        found.append({t: Logprob(value, place, text_of(t)) for t, value, place in [(token_id, logprob, rank), *likely]})
+    for (token_id, logprob, rank, *of_best), number, text_of in zip(packed, numbers, decode, strict=True):
+        likely = zip(of_best[:number], of_best[size : size + number], range(1, number + 1), strict=True)
+        every = ((int(t), value, int(place)) for t, value, place in [(token_id, logprob, rank), *likely])
+        found.append({token: Logprob(value, place, text_of(token)) for token, value, place in every})
     return found

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from specdec_core.config.sampling import SamplingParams
+from specdec_core.ops.upload import upload
 from specdec_core.sampling.bad_words import forbid_bad_words
 from specdec_core.sampling.constraints import ConstrainedRows, Constraints
 from specdec_core.sampling.penalties import penalize_output, penalize_repetition
@@ -107,7 +108,7 @@ def truncate(logits: torch.Tensor, row_requests: np.ndarray, params: Sequence[Sa
         if len(rows) == len(processed):
             processed = keep(processed, values)
         else:
-            at = torch.from_numpy(rows).to(logits.device)
+            at = upload(rows, logits.device)
             processed.index_copy_(0, at, keep(processed.index_select(0, at), values))
     return processed
 
@@ -119,7 +120,7 @@ def _per_row(values: Sequence[float], row_requests: np.ndarray) -> np.ndarray:
 
 def _column(values: np.ndarray, logits: torch.Tensor) -> torch.Tensor:
     """[num_rows, 1]   one value for each row of logits, in their dtype and on their device."""
-    return torch.from_numpy(values).to(logits.dtype).to(logits.device).unsqueeze(1)
+    return upload(values, logits.device, logits.dtype).unsqueeze(1)
 
 
 def _keep_min_p(logits: torch.Tensor, min_p: np.ndarray) -> torch.Tensor:
@@ -133,7 +134,7 @@ def _keep_top_k(logits: torch.Tensor, k: np.ndarray) -> torch.Tensor:
     """Return a copy of the logits with -inf for all but the k likeliest tokens and ties with the k-th. k: int64
     [num_rows], at least 1."""
     k = k.clip(max=logits.shape[-1])
-    last = torch.from_numpy(k - 1).to(logits.device).unsqueeze(1)
+    last = upload(k - 1, logits.device).unsqueeze(1)
     least = logits.topk(int(k.max()), dim=-1).values.gather(1, last)
     return logits.masked_fill(logits < least, -torch.inf)
 

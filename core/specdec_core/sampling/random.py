@@ -7,12 +7,16 @@ The other keys, packed into an integer, are n.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import torch
 
 from specdec_core.contracts.verifier import Stream
+from specdec_core.ops.drawing import draw
+from specdec_core.ops.upload import upload
+
+Draw = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
@@ -25,26 +29,26 @@ class CounterRandom:
 
     seeds: int64 [batch], each request's seed.
     root_positions: int64 [batch], the position of each request's last token (the root of its draft tree).
+    draw: the operation `draw`.
     """
 
-    def __init__(self, seeds: Sequence[int] | torch.Tensor, root_positions: torch.Tensor) -> None:
-        self._seeds = seeds
-        self._root_positions = root_positions
+    def __init__(self, seeds: Sequence[int] | torch.Tensor, root_positions: torch.Tensor, draw: Draw = draw) -> None:
+        self._seeds, self._root_positions, self._draw = seeds, root_positions, draw
 
     @cached_property
     def _states(self) -> torch.Tensor:
         """int64 [batch]   the hashed seeds. They are computed when a step first draws, since greedy steps draw
         nothing."""
-        return _mix(torch.as_tensor(self._seeds, dtype=torch.int64, device=self._root_positions.device))
+        return _mix(upload(self._seeds, self._root_positions.device, torch.int64))
 
     def target_token(self, weights: torch.Tensor, requests: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
         positions = self._root_positions[requests] + depths + 1
-        return _draw(weights, self._uniform(Stream.TARGET, requests, positions, torch.zeros_like(requests)))
+        return self._draw(weights, self._uniform(Stream.TARGET, requests, positions, torch.zeros_like(requests)))
 
     def categorical(
         self, weights: torch.Tensor, stream: Stream, requests: torch.Tensor, nodes: torch.Tensor
     ) -> torch.Tensor:
-        return _draw(weights, self._uniform(stream, requests, self._root_positions[requests], nodes))
+        return self._draw(weights, self._uniform(stream, requests, self._root_positions[requests], nodes))
 
     def bernoulli(
         self, prob: torch.Tensor, stream: Stream, requests: torch.Tensor, nodes: torch.Tensor
@@ -70,17 +74,3 @@ def _mix(x: torch.Tensor) -> torch.Tensor:
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
     return (x >> bits) & ((1 << (64 - bits)) - 1)  # torch's own shift of int64 copies the sign
-
-
-def _draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """Draw an index from each row of weights [n, vocab], with a probability proportional to its weight: int64 [n].
-    Weights need not be normalized.
-
-    uniform: [n] in [0, 1), random numbers at which the cumulative distribution is inverted.
-    """
-    cumulative = weights.to(torch.float64).cumsum(-1)
-    total = cumulative[:, -1]
-    # Rounding must not reach the total itself: past it there is no index, and before it trailing zero weights.
-    threshold = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    index = torch.searchsorted(cumulative, threshold.unsqueeze(-1), right=True).squeeze(-1)
-    return index.clamp(max=weights.shape[-1] - 1)  # a row that is not finite or all zero: the verifier fails it

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from specdec_core.ops.upload import upload
+
 
 class TokenCounts:
     """Counts of a request's tokens, kept from step to step. Only tokens that were appended since the last step are
@@ -35,7 +37,7 @@ class TokenCounts:
         self._num_read = len(token_ids)
         first = np.unique(new[~self._occurs[new]])
         self._occurs[first] = True
-        packed = torch.from_numpy(np.concatenate([first, new])).to(self.counts.device)
+        packed = upload(np.concatenate([first, new]), self.counts.device)
         ids, tokens = packed[: len(first)], packed[len(first) :]
         self.counts.index_add_(0, tokens, torch.ones_like(tokens, dtype=torch.int32))
         start, end = self._num_ids, self._num_ids + len(first)

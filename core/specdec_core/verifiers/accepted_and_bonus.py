@@ -17,19 +17,19 @@ from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import Verdict
 
 
-def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdict:
+def follow(tokens: torch.Tensor, draft: Draft) -> Verdict:
     """From each root (a request's last token) on, accept the child that equals the token picked after its parent.
 
-    tokens: int64 [num_rows], the token picked at each row of logits. There is a row per root and per draft token.
-    is_finite: bool [num_rows], whether the row's logits are finite.
+    tokens: int64 [num_rows], the token picked at each row of logits; -1: the row's logits are not finite. There is a
+        row per root and per draft token.
 
     Of two equal siblings the first is accepted. Lossless if `tokens` are the target's own draws. The verdict is on the
     host.
     """
-    layout, decided, finite = draft.host_layout, tokens.cpu().numpy(), is_finite.cpu().numpy()
+    layout, decided = draft.host_layout, tokens.cpu().numpy()
     if not draft.max_depth:  # plain decoding: the roots' tokens
         return Verdict(
-            token_ids=torch.from_numpy(np.where(finite, decided, -1)[:, None]),
+            token_ids=torch.from_numpy(decided[:, None]),
             rows=torch.from_numpy(layout.root_rows.astype(np.int32)[:, None]),
             num_accepted=torch.zeros(len(decided), dtype=torch.int32),
         )
@@ -46,8 +46,8 @@ def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdi
     on_path = rows != end
     num_accepted = on_path.sum(axis=1) - 1
     rows = np.where(on_path, rows, rows[np.arange(len(rows)), num_accepted][:, None])
-    if not finite.all():
-        failed = ~finite[rows].all(axis=1)
+    failed = decided[rows[:, -1]] < 0  # no draft token equals -1: the path ends there
+    if failed.any():
         on_path[failed], num_accepted[failed] = False, 0
     return Verdict(
         token_ids=torch.from_numpy(np.where(on_path, decided[rows], -1)),
@@ -57,7 +57,7 @@ def follow(tokens: torch.Tensor, is_finite: torch.Tensor, draft: Draft) -> Verdi
 
 
 def walk(
-    pick: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]],
+    pick: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
     draft: Draft,
     requests: torch.Tensor,
 ) -> Verdict:
@@ -65,7 +65,7 @@ def walk(
     by depth: of a tree with dozens of nodes, a path has a few. The verdict of other requests is empty.
 
     pick: called with rows, requests and depths, each int64 [n], for one row of each request. Returns the tokens picked
-        there, int64 [n], and whether the rows' logits are finite, bool [n].
+        there, int64 [n]; -1: the row's logits are not finite.
     requests: int64, indices into the batch, ascending.
 
     On a CPU a request whose path has ended is not asked about again. On a GPU it is, at its last row and without
@@ -80,11 +80,11 @@ def walk(
     is_walking, failed = torch.zeros((2, draft.batch_size), dtype=torch.bool, device=at.device)
     is_walking[requests] = True
     for depth in range(width):
-        picked, is_finite = pick(at[requests], requests, torch.full_like(requests, depth))
+        picked = pick(at[requests], requests, torch.full_like(requests, depth))
         goes_on = is_walking[requests]
         token[requests] = picked
         token_ids[requests, depth] = picked.masked_fill(~goes_on, -1)
-        failed[requests] |= goes_on & ~is_finite
+        failed[requests] |= goes_on & (picked < 0)
         if depth + 1 == width:
             break
         matches = layout.is_alive & is_walking[node_requests] & (draft.token_ids == token[node_requests])

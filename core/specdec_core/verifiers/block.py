@@ -6,6 +6,7 @@ import torch
 
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource, Stream, Verdict
+from specdec_core.ops.upload import upload
 from specdec_core.verifiers.accepted_and_bonus import trace
 from specdec_core.verifiers.siblings import Proposals, Siblings, normalize, residual
 
@@ -20,7 +21,7 @@ class BlockVerifier:
         layout, siblings = draft.layout, Siblings.of(draft)
         proposals = Proposals(draft, siblings, logits.shape[-1], logits.dtype)
         requests = torch.arange(draft.batch_size, device=logits.device)
-        lengths = torch.tensor(draft.num_live_per_request, device=logits.device)
+        lengths = upload(draft.num_live_per_request, logits.device)
 
         accepted = torch.zeros_like(lengths)  # length of the longest prefix so far that was accepted
         kept = torch.ones(draft.batch_size, dtype=logits.dtype, device=logits.device)  # b in the paper

@@ -21,8 +21,7 @@ class ChosenVerifier:
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         layout = draft.layout
         if not draft.num_nodes or (draft.is_chain and logits.device.type != "cpu"):  # no row is saved by walking
-            tokens = random.target_token(logits.softmax(dim=-1), layout.row_requests, layout.row_depths)
-            return follow(tokens, logits.amax(dim=-1).isfinite(), draft)
+            return follow(_drawn(logits, random, layout.row_requests, layout.row_depths), draft)
         return draw_path(logits, draft, random, torch.arange(draft.batch_size, device=logits.device))
 
 
@@ -33,8 +32,13 @@ def draw_path(logits: torch.Tensor, draft: Draft, random: RandomSource, requests
     requests: int64, indices into the batch, ascending.
     """
 
-    def pick(rows: torch.Tensor, of: torch.Tensor, depths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        own = logits.index_select(0, rows)
-        return random.target_token(own.softmax(dim=-1), of, depths), own.amax(dim=-1).isfinite()
+    def pick(rows: torch.Tensor, of: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
+        return _drawn(logits.index_select(0, rows), random, of, depths)
 
     return walk(pick, draft, requests)
+
+
+def _drawn(logits: torch.Tensor, random: RandomSource, requests: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
+    """int64 [n], the target's own token at each of these rows [n, vocab]; -1: the row is not finite."""
+    tokens = random.target_token(logits.softmax(dim=-1), requests, depths)
+    return tokens.masked_fill(~logits.amax(dim=-1).isfinite(), -1)

@@ -29,13 +29,18 @@ class RejectionVerifier:
         is_going = torch.ones_like(requests, dtype=torch.bool)
         for _ in range(draft.max_depth + 1):
             left, child, is_open = self._try_sampled(probs[rows], rows, is_going, siblings, proposals, random)
-            drawing = is_open.nonzero().squeeze(1)
-            tokens[drawing] = random.target_token(left[drawing], drawing, layout.row_depths[rows[drawing]])
-            while bool((differs := is_open & (child != siblings.end) & (proposals.token_ids(child) != tokens)).any()):
+            drawing = is_open.nonzero().squeeze(1) if logits.device.type == "cpu" else requests
+            drawn = random.target_token(left[drawing], drawing, layout.row_depths[rows[drawing]])
+            tokens = torch.where(is_open, tokens.index_copy(0, drawing, drawn), tokens)
+            differs = is_open & (child != siblings.end) & (proposals.token_ids(child) != tokens)
+            for _ in range(siblings.most):
+                if siblings.is_over(differs):
+                    break
                 child = torch.where(differs, siblings.next_sibling[child], child)
+                differs = differs & (child != siblings.end) & (proposals.token_ids(child) != tokens)
             is_going = is_going & (child != siblings.end)
             rows = torch.where(is_going, child, rows)
-            if not bool(is_going.any()):
+            if siblings.is_over(is_going):
                 break
         return trace(rows, tokens, probs, draft)
 
@@ -59,7 +64,10 @@ class RejectionVerifier:
         """
         requests = torch.arange(len(rows), device=rows.device)
         child = siblings.first_child[rows]
-        while bool((is_tried := is_open & proposals.is_sampled(child)).any()):
+        is_tried = is_open & proposals.is_sampled(child)
+        for _ in range(siblings.most):
+            if siblings.is_over(is_tried):
+                break
             drawn_from, token = proposals.of(child), proposals.token_ids(child).unsqueeze(1)
             ratio = (left.gather(1, token) / drawn_from.gather(1, token)).squeeze(1).clamp(max=1)
             node = child - siblings.root_rows
@@ -69,4 +77,5 @@ class RejectionVerifier:
             rest = normalize(residual(left, drawn_from), otherwise=left)
             left = torch.where(is_refused.unsqueeze(1), rest, left)
             child = torch.where(is_refused, siblings.next_sibling[child], child)
+            is_tried = is_open & proposals.is_sampled(child)
         return left, child, is_open

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import numpy as np
 import torch
 from attrs import frozen
 
 from specdec_core.contracts.draft import Draft
+from specdec_core.ops.upload import upload
 
 
 @frozen(eq=False)
@@ -17,6 +19,7 @@ class Siblings:
     row. `end`, one past the last row, stands for "no row" and is mapped to itself."""
 
     end: int
+    most: int  # children of a node
     root_rows: torch.Tensor  # int64 [batch]   noise is keyed by row - root row, the same in any batch
     first_child: torch.Tensor  # int64 [num_rows + 1]
     next_sibling: torch.Tensor  # int64 [num_rows + 1]
@@ -24,18 +27,24 @@ class Siblings:
 
     @classmethod
     def of(cls, draft: Draft) -> Siblings:
-        layout = draft.layout
+        layout = draft.host_layout
         end = len(layout.row_requests)
         rows, parents = layout.node_rows[layout.is_alive], layout.parent_rows[layout.is_alive]
-        order = parents.argsort(stable=True)
+        order = parents.argsort(kind="stable")
         rows, parents = rows[order], parents[order]
-        is_first = torch.ones_like(parents, dtype=torch.bool)
-        is_first[1:] = parents[1:] != parents[:-1]
-        first_child, next_sibling, previous_sibling = torch.full((3, end + 1), end, device=rows.device)
+        is_first = np.diff(parents, prepend=-1) > 0
+        links = np.full((3, end + 1), end)
+        first_child, next_sibling, previous_sibling = links
         first_child[parents[is_first]] = rows[is_first]
         later, earlier = rows[1:][~is_first[1:]], rows[:-1][~is_first[1:]]
         next_sibling[earlier], previous_sibling[later] = later, earlier
-        return cls(end, layout.root_rows, first_child, next_sibling, previous_sibling)
+        most = int(np.bincount(parents).max()) if len(parents) else 0
+        return cls(end, most, draft.layout.root_rows, *upload(links, draft.token_ids.device))
+
+    def is_over(self, is_going: torch.Tensor) -> bool:
+        """Whether nothing goes on. is_going: bool [n]. Always False on a GPU, where the host would have to wait for the
+        answer: further rounds of a loop must have no effect on what does not go on."""
+        return is_going.device.type == "cpu" and not bool(is_going.any())
 
 
 class Proposals:
@@ -95,10 +104,12 @@ class Proposals:
 
     def _without_earlier_siblings(self, drawn: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         sibling = self._siblings.previous_sibling[rows]
-        while bool((sibling != self._siblings.end).any()):
-            is_none = (sibling == self._siblings.end).unsqueeze(1)
+        for _ in range(self._siblings.most - 1):
+            is_one = sibling != self._siblings.end
+            if self._siblings.is_over(is_one):
+                break
             token = self.token_ids(sibling).unsqueeze(1)
-            drawn = drawn.scatter(1, token, torch.where(is_none, drawn.gather(1, token), 0))
+            drawn = drawn.scatter(1, token, torch.where(is_one.unsqueeze(1), 0, drawn.gather(1, token)))
             sibling = self._siblings.previous_sibling[sibling]
         return drawn
 

@@ -24,12 +24,12 @@ class TraversalVerifier:
         requests = torch.arange(draft.batch_size, device=logits.device)
         leaf = state.descend(draft.layout.root_rows, draft, siblings, proposals)
         is_going = torch.ones_like(requests, dtype=torch.bool)
-        while True:
+        for _ in range(1 + max(draft.num_live_per_request)):
             chance = state.kept[leaf].masked_fill(~is_going, 1).nan_to_num(0)
             is_accepted = random.bernoulli(chance, Stream.ACCEPT, requests, leaf - draft.layout.root_rows)
             # A root's chance is 1, or NaN where the logits are not finite: that request stops here and fails.
             is_going = is_going & ~is_accepted & (leaf != draft.layout.root_rows)
-            if not bool(is_going.any()):
+            if siblings.is_over(is_going):
                 break
             leaf = torch.where(is_going, state.refuse(leaf, is_going, draft, siblings, proposals), leaf)
         token = random.categorical(state.left[leaf], Stream.RECOVER, requests, leaf - draft.layout.root_rows)

@@ -9,6 +9,7 @@ import torch
 
 from specdec_core import OpsContext
 from specdec_kernels.gpu.attention import paged_attention, shared_bytes
+from specdec_kernels.gpu.drawing import draw
 from specdec_kernels.gpu.linear import pack_linear
 from specdec_kernels.gpu.norm import rms_norm
 from specdec_kernels.gpu.rotary import rotary
@@ -20,6 +21,7 @@ OPS = {
     "rms_norm": rms_norm,
     "rotary": rotary,
     "pack_linear": pack_linear,
+    "draw": draw,
 }
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)
@@ -27,8 +29,9 @@ LEAST_CAPABILITY = (8, 0)
 
 
 def supports(name: str, context: OpsContext) -> bool:
-    """Return whether the kernel of this name supports the device and the dtypes in `context`. All but `pack_linear`
-    need a KV cache of the model's dtype, and attention needs heads whose tiles fit into the GPU's shared memory."""
+    """Return whether the kernel of this name supports the device and the dtypes in `context`. All but `pack_linear` and
+    `draw` need a KV cache of the model's dtype, and attention needs heads whose tiles fit into the GPU's shared
+    memory."""
     if context.dtype not in DTYPES or torch.cuda.get_device_capability(context.device) < LEAST_CAPABILITY:
         return False
     layout = context.kv_layout
@@ -36,4 +39,4 @@ def supports(name: str, context: OpsContext) -> bool:
         available = torch.cuda.get_device_properties(context.device).shared_memory_per_block_optin
         if shared_bytes(layout.key_dim, layout.value_dim, context.dtype) > available:
             return False
-    return name == "pack_linear" or layout.dtype == context.dtype
+    return name in ("pack_linear", "draw") or layout.dtype == context.dtype

@@ -18,6 +18,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from passes import Heads, Request, make_pass
 
 TYPES = {
+    torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
     torch.int32: "*i32",
@@ -71,6 +72,7 @@ def launch_all(head_dim: int) -> None:
         linear.MOST_ROWS_APART = most
         OPS["pack_linear"](weight, bias)(rows)
     OPS["rms_norm"](rows, weight[0], 1e-5)
+    OPS["draw"](torch.ones(3, 128_256), torch.zeros(3, dtype=torch.float64))
     angles = torch.ones(1, 3, 128, dtype=dtype)
     OPS["rotary"](
         rows.view(1, 3, 32, 128).transpose(1, 2), weight[:3, :1024].view(1, 3, 8, 128).transpose(1, 2), angles, angles

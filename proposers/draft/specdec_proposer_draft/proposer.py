@@ -21,6 +21,7 @@ from specdec_core import (
     RequestView,
     grow,
     grower_of,
+    upload,
 )
 from specdec_proposer_draft.config import DraftConfig
 from specdec_proposer_draft.vocabulary import SharedVocabulary
@@ -65,7 +66,7 @@ class DraftModelProposer(Proposer):
         self._method, self._window = config.draft_sample_method, config.draft_window
         self._num_tokens_per_pass = context.max_num_batched_tokens
         vocabulary: SharedVocabulary = context.state
-        self._stand_in = torch.from_numpy(vocabulary.stand_in).to(context.device)  # int64 [target_vocab]
+        self._stand_in = upload(vocabulary.stand_in, context.device)  # int64 [target_vocab]
         self._draft_ids = _on_device(vocabulary.draft_ids, context.device)  # int64 [num_shared]
         self._target_ids = _on_device(vocabulary.target_ids, context.device)  # int64 [num_shared]
         self._stored: dict[str, Stored] = {}
@@ -121,9 +122,9 @@ class DraftModelProposer(Proposer):
         tokens[i][-1] for each i, [len(requests), num_shared]."""
         lengths = [len(each) for each in tokens]
         ranges = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
-        token_ids, positions = (torch.from_numpy(np.concatenate(each)).to(self._device) for each in (tokens, ranges))
+        token_ids, positions = (upload(np.concatenate(each), self._device) for each in (tokens, ranges))
         passed = DraftPass.over_tokens(self._attention, requests, starts, lengths, token_ids, positions)
-        return self._forward(passed, torch.tensor(np.cumsum(lengths) - 1, device=self._device))
+        return self._forward(passed, upload(np.cumsum(lengths) - 1, self._device))
 
     def _forward_nodes(self, level: Level, slots: DraftSlots) -> torch.Tensor:
         for b in level.requests.tolist():  # a request without nodes at this depth cannot have any accepted there
@@ -147,4 +148,4 @@ class DraftModelProposer(Proposer):
 
 def _on_device(ids: Any, device: torch.device) -> Any:
     """Return an array as a tensor on the device. A slice or None is returned unchanged."""
-    return torch.from_numpy(ids).to(device) if isinstance(ids, np.ndarray) else ids
+    return upload(ids, device) if isinstance(ids, np.ndarray) else ids

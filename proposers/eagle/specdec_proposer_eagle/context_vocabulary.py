@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from specdec_core import RequestView
+from specdec_core import RequestView, upload
 
 
 class ContextVocabulary:
@@ -68,10 +68,10 @@ class ContextVocabulary:
         chosen = np.array([list(each | self._others)[: self._num_tokens] for each in recent], dtype=np.int64)
         is_recent = np.arange(self._num_tokens) < np.array([len(each) for each in recent])[:, None]
         biases = np.where(is_recent, np.float32(0), np.float32(-np.inf))[:, None]
-        ids = torch.from_numpy(chosen).to(self._own_ids.device)
+        ids = upload(chosen, self._own_ids.device)
         # float32, as small matrix products in bfloat16 are slower on a CPU
         self._rows = self._rows_of(ids).float().mT
-        self._biases = torch.from_numpy(biases).to(ids.device)
+        self._biases = upload(biases, ids.device)
         self.to_target = torch.cat([self._own_ids.expand(len(ids), -1), ids], dim=1)
 
     def _read(self, request: RequestView) -> bool:
@@ -96,7 +96,7 @@ class ContextVocabulary:
         """
         rows, biases = self._rows, self._biases
         if len(requests) < rows.shape[0]:
-            where = torch.from_numpy(requests).to(rows.device)
+            where = upload(requests, rows.device)
             rows, biases = rows.index_select(0, where), biases.index_select(0, where)
         num_each = outputs.shape[0] // max(1, len(requests))
         by_request = outputs.float().view(len(requests), num_each, outputs.shape[1])

@@ -9,13 +9,13 @@ from specdec_core import (
     BuildContext,
     CompatibilityError,
     Draft,
-    DynamicTree,
     FeatureProposer,
     ProposerBatch,
     RequestView,
     TokenTree,
     TreeGrower,
     draws_some,
+    dynamic_grower_of,
     grower_of,
 )
 from specdec_proposer_eagle.config import EagleConfig
@@ -63,7 +63,7 @@ class EagleProposer(FeatureProposer):
         to_target = self._own_ids if self._vocabulary is None else self._vocabulary.to_target
         method, min_prob = config.draft_sample_method, config.min_prob
         if config.is_dynamic and config.top_k > 1 and not draws_some(batch, method):
-            return DynamicTree(batch, config.top_k, self._depth, to_target, min_prob)
+            return dynamic_grower_of(batch, config.top_k, self._depth, to_target, min_prob)
         return grower_of(batch, self._shape, method, to_target, min_prob=min_prob)
 
     def fuse(self, features: torch.Tensor) -> torch.Tensor:

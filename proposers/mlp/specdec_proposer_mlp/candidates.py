@@ -50,15 +50,18 @@ class CandidateTree:
 
     def build(self) -> Draft:
         best = self._scores.topk(min(self._num_candidates, self._scores.shape[1]), dim=1)
-        levels, probs = ([level.tolist() for level in each] for each in (self._token_ids, self._probs))
+        tables = [best.indices, best.values, *self._token_ids, *self._probs]
+        packed = torch.cat([table.to(torch.float64) for table in tables], dim=1).cpu()  # one copy to the host
+        indices, values, *levels = (part.tolist() for part in packed.split([table.shape[1] for table in tables], 1))
+        levels, probs = levels[: len(self._token_ids)], levels[len(self._token_ids) :]
         trees: list[DraftTree] = []
         scores: list[float] = []
-        for b, (leaves, totals) in enumerate(zip(best.indices.tolist(), best.values.tolist(), strict=True)):
-            sound = [leaf for leaf, total in zip(leaves, totals, strict=True) if total > -np.inf]
-            tree, places = _tree([token_ids[b] for token_ids in levels], sound, self._budgets[b])
+        for b, (leaves, totals) in enumerate(zip(indices, values, strict=True)):
+            sound = [int(leaf) for leaf, total in zip(leaves, totals, strict=True) if total > -np.inf]
+            tree, places = _tree([[*map(int, token_ids[b])] for token_ids in levels], sound, self._budgets[b])
             trees.append(tree)
             scores += [probs[depth][b][place] for depth, place in places]
-        return evolve(Draft.from_trees(trees, self._device), scores=torch.tensor(scores, device=self._device))
+        return evolve(Draft.from_trees(trees), scores=torch.tensor(scores)).to(self._device)
 
 
 def _tree(

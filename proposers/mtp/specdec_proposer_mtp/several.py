@@ -17,6 +17,7 @@ from specdec_core import (
     RequestTensors,
     TreeGrower,
     grow,
+    upload,
 )
 from specdec_proposer_mtp.config import MTPConfig
 from specdec_proposer_mtp.loading import Found
@@ -55,7 +56,7 @@ class SeveralModules(MTPProposer):
         return super().grower(evolve(batch, max_draft_tokens=tuple(within)))
 
     def observe(self, observation: Observation) -> None:
-        first_rows = torch.tensor(observation.offsets[:-1], device=observation.positions.device)
+        first_rows = upload(observation.offsets[:-1], observation.positions.device)
         features = torch.cat([observation.features[tap] for tap in self._taps], dim=-1)
         before, kept = self._last.take(observation.requests)[1:], []
         for depth in range(len(self._modules)):
@@ -115,5 +116,5 @@ def _rows_with_slots(observation: Observation, depth: int) -> tuple[torch.Tensor
         np.arange(min(first + none, end), end)
         for first, end, none in zip(offsets[:-1], offsets[1:], missing, strict=True)
     ]
-    rows = torch.from_numpy(np.concatenate(spans)).to(observation.positions.device)
+    rows = upload(np.concatenate(spans), observation.positions.device)
     return rows, [len(span) for span in spans]

@@ -1,83 +1,48 @@
-"""Checks drafts that are on a device, without waiting for the device, and makes wrong drafts harmless.
+"""Checks drafts that are on a device, and copies them to the host.
 
 All shapes are known on the host and no value is read back, so the checks can be part of a CUDA graph. Whether a draft
-is wrong reaches the host together with the step's results. Then `draft_check` checks the wrong draft again on the host,
-to find the error message.
+is wrong reaches the host together with the draft. Then `draft_check` checks the wrong draft again on the host, to find
+the error message.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from attrs import evolve, frozen
 
-from specdec_core.contracts.draft import DEAD, Draft
-from specdec_core.contracts.verifier import Verdict
+from specdec_core.contracts.draft import DEAD, PER_NODE, Draft, HostCopy
 from specdec_core.engine.draft_check import SUM_TOLERANCE
+from specdec_core.ops.upload import upload
 
 
-@frozen(eq=False)
-class PendingCheck:
-    """The result of checking a draft on its device, before it is copied to the host.
-
-    is_wrong: bool [], whether the draft breaks its contract (`contracts/draft.py`).
-    explain: a function that checks the draft again on the host and raises a PluginError, which says what is wrong.
-    """
-
-    is_wrong: torch.Tensor
-    explain: Callable[[], NoReturn]
-
-    def resolve(self, verdict: Verdict) -> Verdict:
-        """Copy the verdict (the result of verification) and is_wrong to the host in one transfer, and return the
-        verdict. Raises PluginError if the draft was wrong."""
-        if verdict.token_ids.device.type == "cpu":
-            if self.is_wrong:
-                self.explain()
-            return verdict
-        parts = (verdict.token_ids, verdict.rows, verdict.num_accepted, self.is_wrong)
-        packed = torch.cat([part.reshape(-1).to(torch.int64) for part in parts]).cpu()
-        if packed[-1]:
-            self.explain()
-        shape, size = verdict.token_ids.shape, verdict.token_ids.numel()
-        token_ids, rows, num_accepted = packed[:size], packed[size : 2 * size], packed[2 * size : -1]
-        return Verdict(token_ids.view(shape), rows.view(shape).to(torch.int32), num_accepted.to(torch.int32))
+def read(draft: Draft, is_wrong: torch.Tensor) -> tuple[Draft, bool]:
+    """Return the draft with `host_copies` of all its per-node tensors, and is_wrong. Those on a device are copied to
+    the host in one transfer, which waits for the device."""
+    missing = [tensor for name in PER_NODE if not draft.is_on_host(tensor := getattr(draft, name))]
+    rows = [tensor.to(torch.float64) for tensor in (*missing, is_wrong.expand(draft.num_nodes))]  # exact for all
+    *numbers, flags = torch.stack(rows).cpu()
+    copies = (HostCopy(of, row.to(of.dtype).numpy()) for of, row in zip(missing, numbers, strict=True))
+    return evolve(draft, host_copies=(*draft.host_copies, *copies)), bool(flags[0])
 
 
-class SafeDrafts:
-    """Checks drafts on their device and makes wrong drafts harmless. Tensors of draft token indices are kept on the
-    device for the next draft, as long as the number of draft tokens per request stays the same."""
+class DeviceChecks:
+    """Checks drafts on their device. Tensors of draft token indices are kept there for the next draft, as long as the
+    number of draft tokens per request stays the same."""
 
     def __init__(self, vocab_size: int) -> None:
         self._vocab_size = vocab_size
         self._key: object = None
         self._places: _Places | None = None
 
-    def of(self, draft: Draft, *, nodes_are_sound: bool = False) -> tuple[Draft, torch.Tensor]:
-        """Check a draft on its device. Returns a draft that is safe to compute with, and whether the given one breaks
-        its contract (bool []).
-
-        A correct draft keeps its values. In a wrong one, all draft tokens become dead (padding) nodes, so that it
-        cannot address other tokens, rows or requests.
-
-        draft: has draft tokens and passed `draft_check.check_form`.
-        nodes_are_sound: token ids and parents were checked on the host already and are left as they are.
-        """
+    def is_wrong(self, draft: Draft) -> torch.Tensor:
+        """Whether a draft breaks its contract (`contracts/draft.py`): bool [], on its device. draft: has draft tokens
+        and passed `draft_check.check_form`."""
         found = _Faults(draft, self._places_of(draft), self._vocab_size)
         is_wrong = found.of_nodes | found.of_scores
-        changes: dict[str, Any] = {}
         if draft.q is not None and draft.q_rows is not None:
             is_wrong = is_wrong | found.of_q(draft.q, draft.q_rows)
-            changes["q_rows"] = draft.q_rows.masked_fill(is_wrong, -1)
-        if not nodes_are_sound:
-            changes["token_ids"] = draft.token_ids.masked_fill(is_wrong, 0)
-            changes["parents"] = draft.parents.masked_fill(is_wrong, DEAD)
-        for name, ids in (("q_ids", draft.q_ids), ("q_to_target", draft.q_to_target)):
-            if ids is not None:
-                changes[name] = ids.clamp(0, self._vocab_size - 1)
-        return evolve(draft, **changes), is_wrong
+        return is_wrong
 
     def _places_of(self, draft: Draft) -> _Places:
         key = draft.offsets, draft.token_ids.device
@@ -100,7 +65,7 @@ class _Places:
         counts, device = draft.num_nodes_per_request, draft.token_ids.device
         node = np.arange(draft.num_nodes)
         start = np.repeat(draft.offsets[:-1], counts)
-        places = torch.from_numpy(np.stack([node, start, node - start])).to(device)
+        places = upload(np.stack([node, start, node - start]), device)
         return cls(places[0], places[1], places[2], max(counts))
 
 

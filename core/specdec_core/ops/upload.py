@@ -1,0 +1,28 @@
+"""Copies values from the host to a device, without waiting for the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from specdec_core.contracts.draft import on_device
+
+
+def upload(
+    values: np.ndarray | torch.Tensor | Sequence[Any], device: torch.device, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """Return values that are on the host as a tensor on a device.
+
+    A plain copy to a GPU, as of `torch.tensor(values, device=device)` or `tensor.to(device)`, makes the host wait for
+    all that the GPU has still to do. This one goes through pinned memory, so that it is only another piece of the GPU's
+    work. On a CPU, nothing is copied unless the dtype differs: do not write to an array or tensor afterwards.
+
+    dtype: of the result; None: that of the values, for whole numbers in a sequence int64.
+    """
+    tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.as_tensor(values)
+    if dtype is not None:
+        tensor = tensor.to(dtype)
+    return tensor if device.type == "cpu" else on_device(tensor, device)

@@ -1,0 +1,73 @@
+"""How often the host waits for a (pretend) GPU in a step, for each method, and that it decodes the same tokens there.
+
+A wait costs what all later work of the host costs, since the GPU then has nothing to do. A step of plain decoding waits
+for its tokens. A step with a draft of a head or draft model waits for the draft, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from specdec_core import LLM, SamplingParams
+from specdec_testing.pretend_cuda import PretendCuda
+
+ON_HOST = {
+    "ngram": {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    "suffix": {"num_speculative_tokens": 4, "suffix_decoding_min_token_prob": 0.0},
+}
+TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0)]"
+ON_DEVICE = {
+    "draft_model": {"num_speculative_tokens": 3},
+    "eagle": {"eagle_topk": 1, "num_speculative_tokens": 3},
+    "eagle3": {"eagle_topk": 4, "num_speculative_tokens": 12},
+    "mtp": {"num_speculative_tokens": 3},
+    "mlp_speculator": {},
+    "medusa": {"speculative_token_tree": TREE},
+}
+PROMPTS = ["def mean(values):\n    return ", "class Stack:\n    def __init__(self):\n", "import os\nfor name in os"]
+NUM_TOKENS = 32
+
+
+@pytest.fixture(autouse=True)
+def _without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_DISABLE", "kernels")  # which need a real GPU, or are for CPUs
+
+
+def decoded(device: str, config: dict[str, Any] | None, params: list[SamplingParams]) -> Any:
+    """The output tokens of each request, and the numbers of waits of decode steps in which there was a draft, or of all
+    in plain decoding."""
+    counts: list[int] = []
+    with (
+        PretendCuda() as pretend,
+        LLM("tiny", device=device, dtype="float32", speculative_config=config, disable_log_stats=True) as llm,
+    ):
+        engine, tokenizer = llm.engine, llm.get_tokenizer()
+        ids = [engine.add_request(tokenizer.encode(PROMPTS[i % 3]), each) for i, each in enumerate(params)]
+        requests = [engine._requests[each] for each in ids]
+        while engine.has_unfinished:
+            before = len(pretend.waits)
+            report = engine.step()
+            if not report.num_prefill_tokens and (report.num_draft_tokens or config is None):
+                counts.append(len(pretend.waits) - before)
+        tokens = [request.token_ids[request.num_prompt_tokens :].tolist() for request in requests]
+    return tokens, counts
+
+
+@pytest.mark.parametrize(("temperature", "is_seeded"), [(0.0, True), (1.0, True), (1.0, False)])
+@pytest.mark.parametrize("number", [1, 4])
+@pytest.mark.parametrize("method", ["plain", *ON_HOST, *ON_DEVICE])
+def test_a_step_waits_as_rarely_as_it_can(method: str, number: int, temperature: float, is_seeded: bool) -> None:
+    config = None
+    if method != "plain":
+        config = {"method": method, "adaptive_draft_length": False, **(ON_HOST | ON_DEVICE)[method]}
+    seeds = range(number) if is_seeded else [None] * number
+    params = [
+        SamplingParams(temperature=temperature, seed=seed, max_tokens=NUM_TOKENS, ignore_eos=True) for seed in seeds
+    ]
+    tokens, counts = decoded("cuda", config, params)
+    assert len(counts) > 1
+    assert max(counts) <= (2 if method in ON_DEVICE else 1)
+    if is_seeded:
+        assert tokens == decoded("cpu", config, params)[0]

@@ -67,7 +67,7 @@ def add(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> li
 
 
 def steps_s(engine: Engine, number: int) -> float:
-    """The mean time of a step: what is put off to each 16th step counts, too."""
+    """The mean time of a step: what is put off to each 32nd step counts, too."""
     started = perf_counter()
     for _ in range(number):
         assert not engine.step().num_draft_tokens

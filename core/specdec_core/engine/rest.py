@@ -9,7 +9,7 @@ from attrs import define, field
 from specdec_core.engine.arrears import Features
 from specdec_core.engine.request import Request
 
-MOST_STEPS = 16
+MOST_STEPS = 32
 """A change of the costs, or that it is time to try again, is noticed only after so many steps."""
 
 

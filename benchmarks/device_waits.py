@@ -2,7 +2,8 @@
 
     python benchmarks/device_waits.py     # writes benchmarks/results/device_waits.json
 
-The counts are those of decode steps in which every request has a draft. They are the same on any machine.
+The counts are those of decode steps in which every request has a draft. They are the same on any machine. Attention is
+computed by the reference in torch: what Triton kernels read of a forward pass is tested in tests/test_device_waits.py.
 """
 
 from __future__ import annotations

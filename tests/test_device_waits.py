@@ -6,12 +6,19 @@ for its tokens. A step with a draft of a head or draft model waits for the draft
 
 from __future__ import annotations
 
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
 
 from specdec_core import LLM, SamplingParams
+from specdec_core.ops import REFERENCE
+from specdec_core.ops.attention import paged_attention
+from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_testing.pretend_cuda import PretendCuda
+
+layout_of = import_module("specdec_kernels.gpu.pass_layout").layout_of if find_spec("triton") else None
 
 ON_HOST = {
     "ngram": {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
@@ -31,8 +38,19 @@ NUM_TOKENS = 32
 
 
 @pytest.fixture(autouse=True)
-def _without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPECDEC_DISABLE", "kernels")  # which need a real GPU, or are for CPUs
+def _as_with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention reads everything that kernels read of a forward pass, then is computed by the reference: kernels need a
+    real GPU."""
+    monkeypatch.setenv("SPECDEC_DISABLE", "kernels")
+    monkeypatch.setitem(REFERENCE, "paged_attention", reading_as_kernels_do)  # type: ignore[arg-type]
+
+
+def reading_as_kernels_do(query: Any, keys: Any, values: Any, plan: AttentionPlan, *more: Any, **features: Any) -> Any:
+    assert len(plan.token_requests) == len(plan.prefix_lens) == len(plan.ancestors)
+    assert len(plan.context_lens) == len(plan.tree_start) == len(plan.block_tables)
+    if layout_of is not None:
+        layout_of(plan, 16)
+    return paged_attention(query, keys, values, plan, *more, **features)
 
 
 def decoded(device: str, config: dict[str, Any] | None, params: list[SamplingParams]) -> Any:
@@ -56,7 +74,7 @@ def decoded(device: str, config: dict[str, Any] | None, params: list[SamplingPar
 
 
 @pytest.mark.parametrize(("temperature", "is_seeded"), [(0.0, True), (1.0, True), (1.0, False)])
-@pytest.mark.parametrize("number", [1, 4])
+@pytest.mark.parametrize("number", [4, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("method", ["plain", *ON_HOST, *ON_DEVICE])
 def test_a_step_waits_as_rarely_as_it_can(method: str, number: int, temperature: float, is_seeded: bool) -> None:
     config = None

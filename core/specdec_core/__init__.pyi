@@ -82,7 +82,6 @@ from specdec_core.drafting import (
     DraftBuilder as DraftBuilder,
     DraftPass as DraftPass,
     DraftSlots as DraftSlots,
-    DynamicTree as DynamicTree,
     FeatureProposer as FeatureProposer,
     Grown as Grown,
     LastHiddenProposer as LastHiddenProposer,

@@ -26,6 +26,21 @@ def kept(budget: Budget, names: str, draft: Draft) -> Draft:
     return budget.keep(draft)
 
 
+@pytest.mark.parametrize("is_host_made", [True, False])
+def test_longer_drafts_of_a_gpu_are_not_asked_for_to_be_cut(is_host_made: bool) -> None:
+    """Where nodes have scores, the host drafts as much as it may, and cuts what does not pay. On a GPU a level costs a
+    forward pass of the draft."""
+    budget = budget_at(0.4, "a")
+    draft = attrs.evolve(draft_of([([5, 6, 7], [-1, 0, 1])]), scores=torch.tensor([0.9, 0.9, 0.9]))
+    request = request_of("a")
+    for _ in range(2):
+        (number,) = budget.share([request], [9], Expected.of_plain(1))
+        budget.levels([9], torch.device("cpu" if is_host_made else "meta"))
+        budget.keep(draft, is_host_made=is_host_made)
+        budget._held = None
+    assert (number == 9) == is_host_made
+
+
 @pytest.mark.parametrize("in_place", [True, False])
 def test_chosen_nodes_that_are_not_worth_a_row_go(in_place: bool) -> None:
     draft = attrs.evolve(

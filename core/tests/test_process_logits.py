@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specdec_core import Draft, SamplingParams
+from specdec_core.ops import argmax
 from specdec_core.sampling import process
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.verifiers import greedy
 from specdec_core.verifiers.greedy import GreedyVerifier
 
 
@@ -199,12 +199,12 @@ def naive_token(row: list[float]) -> int:
     return row.index(max(row)) if is_sound else -1
 
 
-@pytest.mark.parametrize("at_once", [greedy.AT_ONCE, 13, 1], ids=["all rows", "two rows", "one row"])
+@pytest.mark.parametrize("at_once", [argmax.AT_ONCE, 13, 1], ids=["all rows", "two rows", "one row"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_greedy_verification_is_the_same_in_any_dtype(
     dtype: torch.dtype, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(greedy, "AT_ONCE", at_once)
+    monkeypatch.setattr(argmax, "AT_ONCE", at_once)
     check_greedy(dtype)
 
 
@@ -220,6 +220,6 @@ def test_the_comparison_notices(fault: Any, monkeypatch: pytest.MonkeyPatch) -> 
         tokens = fault(logits)
         return tokens.masked_fill(~logits.gather(1, tokens[:, None])[:, 0].isfinite(), -1)
 
-    monkeypatch.setattr(greedy, "likeliest", likeliest)
+    monkeypatch.setattr(GreedyVerifier.__init__, "__defaults__", (likeliest,))
     with pytest.raises(AssertionError):
         check_greedy(torch.bfloat16)

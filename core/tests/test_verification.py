@@ -12,9 +12,10 @@ from specdec_core import ConfigError, PluginError, Plugins, SamplingParams
 from specdec_core.config.speculative import SpeculativeConfig
 from specdec_core.contracts.draft import DEAD, Draft, DraftTree
 from specdec_core.contracts.verifier import Verdict, VerifierSpec
-from specdec_core.engine.verification import Verification
+from specdec_core.engine.verification import Verification, _on_host
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
+from specdec_testing.pretend_cuda import CUDA, PretendCuda
 
 GREEDY, SAMPLED = SamplingParams(temperature=0), SamplingParams(temperature=0.7)
 Q = {"q": torch.full((1, 4), 0.25), "q_rows": torch.zeros(2, dtype=torch.int32)}
@@ -226,3 +227,20 @@ def is_typical(logits: torch.Tensor, token: int) -> bool:
     probs = logits.double().softmax(-1)
     entropy = -sum(p * p.log() for p in probs)
     return bool(probs[token] > min(0.09, 0.3 * (-entropy).exp()))
+
+
+def test_a_verdict_may_be_on_several_devices() -> None:
+    """And it reaches the host in one copy if it is all on one."""
+    given = Verdict(torch.tensor([[5, -1]]), torch.tensor([[0, 0]]).int(), torch.tensor([0]).int())
+    with PretendCuda() as pretend:
+        there = [each.to(CUDA) for each in (given.token_ids, given.rows, given.num_accepted)]
+        before = len(pretend.waits)
+        one = _on_host(Verdict(*there))
+        assert len(pretend.waits) == before + 1
+        mixed = _on_host(Verdict(there[0], given.rows, there[2]))
+    for found in (one, mixed):
+        for name in ("token_ids", "rows", "num_accepted"):
+            value = getattr(found, name)
+            assert value.device.type == "cpu"
+            assert torch.equal(value, getattr(given, name))
+            assert value.dtype == getattr(given, name).dtype

@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 def test_it_is_found_as_a_plugin() -> None:
     assert entry_points(group="specdec")["kernels"].load() is specdec_kernels
-    assert set(specdec_kernels.specdec_ops("cpu").ops) == set(REFERENCE) - {"draw"}
+    assert set(specdec_kernels.specdec_ops("cpu").ops) == set(REFERENCE) - {"draw", "likeliest"}
     assert specdec_kernels.specdec_ops("mps") is None
 
 
@@ -42,7 +42,7 @@ def resolved(dtype: torch.dtype, dtype_of_cache: torch.dtype) -> dict:
 @pytest.mark.parametrize("dtype", lanes.NEEDED, ids=str)
 def test_it_is_used_for_the_types_that_it_takes(dtype: torch.dtype) -> None:
     needing = () if lanes.is_supported(dtype) else ("pack_linear", "fuse_layers")
-    assert resolved(dtype, dtype) == OPS | {name: REFERENCE[name] for name in ("draw", *needing)}
+    assert resolved(dtype, dtype) == OPS | {name: REFERENCE[name] for name in ("draw", "likeliest", *needing)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)

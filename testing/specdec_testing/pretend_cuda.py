@@ -127,14 +127,19 @@ class PretendCuda(TorchFunctionMode):
             target = result if function is torch.Tensor.to else args[0]
             if isinstance(source, OnCuda) == isinstance(target, OnCuda) or not source.numel():
                 return False
-            return isinstance(source, OnCuda) or id(source) not in self._pinned or not kwargs.get("non_blocking")
+            is_queued = kwargs.get("non_blocking") or any(each is True for each in args[1:])
+            return isinstance(source, OnCuda) or id(source) not in self._pinned or not is_queued
+        if function is torch.Tensor.cuda:
+            return not any(is_there)
         if not any(is_there):
             return False
         if function in INDEXING:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             masks = any(isinstance(each, torch.Tensor) and each.dtype == torch.bool for each in index)
             fills = function is torch.Tensor.__setitem__ and not (isinstance(args[2], torch.Tensor) and args[2].dim())
-            return (masks and not fills) or any(isinstance(each, list) or _is_on_host(each) for each in index)
+            is_read = any(isinstance(each, OnCuda) and not each.dim() for each in index)
+            is_copied = any(isinstance(each, list) or _is_on_host(each) for each in index)
+            return (masks and not fills) or is_read or is_copied
         if function in (torch.Tensor.repeat_interleave, torch.repeat_interleave):
             repeats = args[1] if len(args) > 1 else kwargs.get("repeats")
             return isinstance(repeats, OnCuda) and kwargs.get("output_size") is None

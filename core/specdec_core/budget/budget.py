@@ -194,14 +194,17 @@ class Budget:
         self._levels = Levels(self._rows, limits, self.survival, self._worth, self._curve.seconds, so_far, level_s)
         return self._levels
 
-    def keep(self, draft: Draft) -> Draft:
+    def keep(self, draft: Draft, *, is_host_made: bool = True) -> Draft:
         """Return the draft without chosen draft tokens that are not worth verifying. Requests with a sampled one keep
-        all of theirs. Remembers the whole draft, to learn from it: draft tokens that are cut may turn out right."""
+        all of theirs. Remembers the whole draft, to learn from it: draft tokens that are cut may turn out right.
+
+        is_host_made: False if it was made on a GPU, where longer drafts take more time and are not broken off.
+        """
         levels, size = self._levels, draft.batch_size
         asks_now = levels is not None and levels.first_s is not None  # not if only one token was allowed
         self._asks_levels = levels is not None and (self._asks_levels or asks_now)
         is_read = draft.is_on_host(draft.scores, draft.parents, draft.q_rows)
-        self._judges_nodes = draft.scores is not None and draft.q is None and is_read
+        self._judges_nodes = draft.scores is not None and draft.q is None and is_read and is_host_made
         now = perf_counter()
         drafted_s = self._drafted_s = now - self._began
         # q is large, and not looked at.

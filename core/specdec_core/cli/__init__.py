@@ -23,9 +23,9 @@ COMMANDS = ("check", "generate", "plugins", "warmup")
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 
 SPIN_COUNT = 10_000
-"""How often a thread of GNU OpenMP looks for new work before it sleeps, unless the user says it. By default it is 30
-times as often, and where another process needs the core, others wait for it all that time: a generation took 10 times
-as long as with this number. Without other processes, both take the same time."""
+"""How often a thread of GNU OpenMP looks for new work before it sleeps, unless the user says it. By default it looks 30
+times as often, and where another process needs the core, the other threads wait for it all that time
+(kernels/README.md)."""
 
 
 class LazyGroup(click.Group):

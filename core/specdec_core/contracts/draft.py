@@ -268,7 +268,6 @@ class TreeLayout(Generic[Array]):
         return TreeLayout(row_requests, depths, up, root_rows, node_rows, parent_rows, is_alive)
 
     def to(self: TreeLayout[np.ndarray], device: torch.device) -> TreeLayout[torch.Tensor]:
-
         import torch
 
         return TreeLayout(

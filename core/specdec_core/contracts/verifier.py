@@ -98,7 +98,7 @@ class VerifierSpec:
     """Describes a verifier to the engine; returned by the hook `specdec_verifiers` before any heavy import.
 
     name: what users give as `verifier`.
-    build: returns the Verifier. Called with the config if there is one, else without arguments.
+    build: returns the Verifier. Called with the config, if there is one, and with the operations named in `ops`.
     api: the version of the plugin API that the plugin is written for (PLUGIN_API).
     lossless: whether emitted tokens have the target's distribution. If not, it is used only where users name it.
     config: attrs class of the verifier's own keys in speculative_config; constructing it validates them.
@@ -113,3 +113,4 @@ class VerifierSpec:
     config: type | None = None
     chains_only: bool = False
     greedy_only: bool = False
+    ops: tuple[str, ...] = ()  # operations of `specdec_core.ops` that `build` gets, as keywords of their names

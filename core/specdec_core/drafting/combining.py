@@ -9,7 +9,6 @@ from attrs import define, evolve, field
 
 from specdec_core.contracts.draft import Draft, DraftTree
 from specdec_core.drafting.merging import merge_drafts
-from specdec_core.ops.upload import upload
 
 
 def combine_drafts(drafts: Sequence[Draft], max_draft_tokens: Sequence[int]) -> Draft:
@@ -81,11 +80,10 @@ def _united(whole: Draft, trees: Sequence[_Tree]) -> Draft:
     q_rows: list[int] = []
     for tree, first in zip(trees, whole.offsets, strict=False):
         q_rows += given[first : first + tree.num_whole] + [-1] * (len(tree.token_ids) - tree.num_whole)
-    combined = Draft.from_trees([DraftTree(tree.token_ids, tree.parents) for tree in trees], device)
+    combined = Draft.from_trees([DraftTree(tree.token_ids, tree.parents) for tree in trees])
     return evolve(
-        combined,
+        evolve(combined, q_rows=torch.tensor(q_rows, dtype=torch.int32)).to(device),
         q=whole.q,
-        q_rows=upload(q_rows, device, dtype=torch.int32),
         q_to_target=whole.q_to_target,
         q_ids=whole.q_ids,
         with_replacement=whole.with_replacement,

@@ -26,7 +26,7 @@ class _Places:
 
     first: the number of the first node.
     inner: int64 [num_inner], places at the depth above of nodes that have children. most: the most of one of them.
-    keys: int64 [num_inner], the numbers of their first children, which no other draws have as keys.
+    keys: int64 [num_inner], the numbers of their first children. No two draws that are used have the same key.
     parents: int64 [width], the parent's place. chosen: int64 [width], the parent's index in `inner` times `most`, plus
         the node's rank among its siblings.
     parent_numbers: int64 [width], the parent's number; -1: the root.

@@ -98,4 +98,5 @@ class DraftPass:
             positions = torch.where(level.is_alive, positions, first)
         if not level.is_chain:
             prefix_lens, more_slots = first, first.unsqueeze(1) + level.ancestors.flip(1)
-        return cls(metadata, Visibility(positions, prefix_lens, more_slots), level.token_ids)
+        visibility = Visibility(positions, prefix_lens, more_slots, num_tree_slots=max(level.starts) + level.width)
+        return cls(metadata, visibility, level.token_ids)

@@ -31,7 +31,7 @@ def dynamic_grower_of(
 
 
 class DynamicTree:
-    """Grows equally many draft tokens (nodes) for every request and keeps the likeliest max_draft_tokens of them.
+    """Grows equally many draft tokens (nodes) for every request on a CPU, and keeps the likeliest max_draft_tokens.
 
     The root (a request's last token) gets its top_k likeliest children. In each of `depth` further levels, the top_k
     likeliest nodes of the level before get their top_k likeliest children. A node's likelihood is the probability of

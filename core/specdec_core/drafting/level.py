@@ -55,7 +55,7 @@ def on_host(tensor: torch.Tensor) -> np.ndarray:
 
 
 class TreeGrower(Protocol):
-    """Decides from a draft model's logits which draft tokens a tree has: see `grower_of` and `DynamicTree`."""
+    """Decides from a draft model's logits which draft tokens a tree has: see `grower_of` and `dynamic_grower_of`."""
 
     def grow(self, logits: torch.Tensor) -> Level | None:
         """Grow a level and return it, as input of the next forward pass; None if no more forward passes are needed.

@@ -119,11 +119,6 @@ class Arrears:
         self._gather()
         return request.id in self._places
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether what was given to `keep_accepted` is still to be copied. `keep` would do that now."""
-        return self._waiting is not None
-
     def keep(
         self,
         requests: Sequence[Request],

@@ -91,7 +91,7 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
     attention = PagedAttention(kv, places, design.ops, Padding.of(device))
     target.attach(attention, design.ops, design.plan)
     warm_up(target, design.memory.num_blocks, config.block_size)
-    token_texts, verification = TokenTexts(tokenizer), Verification(plugins, design.speculative, design.ops["draw"])
+    token_texts, verification = TokenTexts(tokenizer), Verification(plugins, design.speculative, design.ops)
     runner = Runner(target, kv, token_texts)
     curve = _cost_curve(design, runner, verification, kv)
     drafters = []

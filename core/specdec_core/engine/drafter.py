@@ -143,10 +143,12 @@ class Drafter:
             may_sample=tuple(request.may_sample for request in drafting),
         )
         with self.proposer.called() as proposer:
-            draft = self._checked(proposer.propose(batch), budgets)
+            proposed = proposer.propose(batch)
+            draft = self._checked(proposed, budgets)
         if self.budget is None:
             return spread(draft, wanted)
-        draft = spread(self.budget.keep(draft), wanted)
+        is_host_made = proposed.is_on_host(proposed.token_ids)
+        draft = spread(self.budget.keep(draft, is_host_made=is_host_made), wanted)
         self.budget.end_drafting(perf_counter() - started - late_s, late_s)
         return draft
 

@@ -53,7 +53,7 @@ class Observer:
         self.is_off: Callable[[Request], bool] = lambda request: False
         self._proposer, self._plan, self._max_tokens, self._most_each = proposer, plan, max_tokens, most_each
         self._room = most_each  # at least as many more tokens can be stored of each request
-        self._arrears = Arrears(device)
+        self._device, self._arrears = device, Arrears(device)
         self._lost: WeakSet[Request] = WeakSet()  # the proposer has not seen some of their tokens
         self._last, self._num_alike = NOTHING, 0  # the number of further steps for which it holds
 
@@ -106,7 +106,7 @@ class Observer:
 
     def num_alike(self, requests: Sequence[Request]) -> int:
         """For how many steps the hidden states of each of these requests are stored, or are not stored, as in the next
-        one, if no request drafts or ends and no other one starts. 0: it depends on the step."""
+        one, if no request drafts or ends and no other one starts. 0: not even in the next one."""
         if not self._plan.observes:
             return sys.maxsize
         last = self._stored_of(requests)
@@ -125,8 +125,8 @@ class Observer:
         last = self._stored_of(requests)
         if last.number:
             if last.rows is not None:
-                taps, rows = self._plan.taps, last.rows
-                passes = [{tap: each[tap][upload(rows, each[tap].device)] for tap in taps} for each in passes]
+                rows = upload(last.rows, self._device)
+                passes = [{tap: each[tap][rows] for tap in self._plan.taps} for each in passes]
             self._arrears.keep(last.requests, last.counts, [*map(self._tapped, passes)], starts)
             self._room -= len(passes)
         self._num_alike -= len(passes)

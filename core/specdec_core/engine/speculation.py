@@ -217,10 +217,10 @@ class Speculation:
         reason: the request's finish_reason.
         """
         if request.is_started:
-            self._end_rest()
             with then(lambda: self._forget(request)), ExitStack() as ending:
                 for drafter in self.drafters:
                     ending.callback(drafter.finish, request, reason)
+                ending.callback(self._end_rest)  # the last callback runs first
 
     def forget(self) -> None:
         for drafter in self.drafters:

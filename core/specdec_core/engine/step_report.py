@@ -47,7 +47,8 @@ class StepTimer:
     """Measures the time that a step spends on drafting (draft_s), in the target's forward pass (forward_s), on
     verification (verify_s) and on the rest (other_s). It starts when it is created.
 
-    On a GPU, drafting and the forward pass are times of launching them. Verification waits for both.
+    On a GPU, drafting is the time until a draft that was made there is known, else that of launching it. The forward
+    pass is launched; verification waits for it.
     """
 
     def __init__(self) -> None:

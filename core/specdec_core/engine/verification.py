@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,12 +17,12 @@ from specdec_core.engine.plugin_errors import building, in_step
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.errors import ConfigError, PluginError
-from specdec_core.ops.drawing import draw
+from specdec_core.ops import REFERENCE
 from specdec_core.ops.upload import upload
 from specdec_core.plugins import Plugins
 from specdec_core.sampling.constraints import ConstrainedRows
 from specdec_core.sampling.process import process_logits
-from specdec_core.sampling.random import CounterRandom, Draw
+from specdec_core.sampling.random import CounterRandom
 from specdec_core.verifiers.chosen import draw_path
 
 
@@ -52,16 +53,18 @@ class Verification:
     argmax, even if the named verifier is lossy. If no verifier is named, a request without sampled draft tokens also
     gets the target's own tokens, so that its output does not depend on other requests' drafts.
 
-    draw: the operation `draw`.
+    ops: {name of an operation: operation}, those of the target.
     """
 
-    def __init__(self, plugins: Plugins, config: SpeculativeConfig | None, draw: Draw = draw) -> None:
-        self._plugins, self._draw = plugins, draw
+    def __init__(
+        self, plugins: Plugins, config: SpeculativeConfig | None, ops: Mapping[str, Callable[..., Any]] = REFERENCE
+    ) -> None:
+        self._plugins, self._ops = plugins, ops
         self._built: dict[str, Verifier] = {}
         self._named: VerifierSpec | None = None
         if config is not None and config.verifier != AUTO:
             self._named = plugins.verifier(config.verifier)
-            self._built[config.verifier] = _build(self._named, config.verifier_options)
+            self._built[config.verifier] = _build(self._named, config.verifier_options, ops)
 
     def is_lossless(self, params: SamplingParams) -> bool:
         """Whether a request's output has the target's distribution. False only under a lossy verifier, for requests
@@ -84,7 +87,7 @@ class Verification:
         """Verify a draft and return the verifier's name and its verdict, on the host."""
         requests = schedule.requests
         params = [request.params for request in requests]
-        noise = CounterRandom([request.seed for request in requests], computed.batch.root_positions, self._draw)
+        noise = CounterRandom([request.seed for request in requests], computed.batch.root_positions, self._ops["draw"])
         constraints = ConstrainedRows.of(schedule.whole_requests, draft)
         processed = process_logits(computed.logits, draft.host_layout.row_requests, params, constraints)
         name = self.choose(draft, params)
@@ -119,7 +122,7 @@ class Verification:
         greedy: the indices of the requests at temperature 0, whose logits are -inf except at the argmax.
         """
         if name not in self._built:
-            self._built[name] = _build(self._plugins.verifier(name), None)
+            self._built[name] = _build(self._plugins.verifier(name), None, self._ops)
         with in_step(f"verifier {name!r}"):
             verdict = self._built[name].verify(logits, draft, random)
         if name in ("greedy", "chosen"):
@@ -143,10 +146,10 @@ class Verification:
 
 def _on_host(verdict: Verdict) -> Verdict:
     """Return a verdict on the host. It is copied there in one transfer."""
-    if verdict.token_ids.device.type == "cpu":
+    parts = (verdict.token_ids, verdict.rows, verdict.num_accepted.unsqueeze(1))
+    if len({part.device for part in parts}) > 1 or verdict.token_ids.device.type == "cpu":
         return verdict.on_host()
     width = verdict.token_ids.shape[1]
-    parts = (verdict.token_ids, verdict.rows, verdict.num_accepted.unsqueeze(1))
     packed = torch.cat([part.to(torch.int64) for part in parts], dim=1).cpu()
     token_ids, rows = packed[:, :width], packed[:, width:-1].to(torch.int32)
     return Verdict(token_ids, rows, packed[:, -1].to(torch.int32))
@@ -160,7 +163,8 @@ def _with_own_tokens(
     if not is_plain.any():
         return verdict
     own = draw_path(logits, draft, random, upload(np.flatnonzero(is_plain), logits.device))
-    if verdict.token_ids.device != own.token_ids.device:
+    devices = {each.device for each in (verdict.token_ids, verdict.rows, verdict.num_accepted)}
+    if devices != {own.token_ids.device}:
         own, verdict = own.on_host(), verdict.on_host()
     of_own = upload(is_plain, own.token_ids.device)
     at = of_own.unsqueeze(1)
@@ -171,6 +175,7 @@ def _with_own_tokens(
     )
 
 
-def _build(spec: VerifierSpec, options: object) -> Verifier:
+def _build(spec: VerifierSpec, options: object, ops: Mapping[str, Callable[..., Any]]) -> Verifier:
     with building(f"verifier {spec.name!r}", "be built"):
-        return spec.build() if spec.config is None else spec.build(options)
+        wanted = {name: ops[name] for name in spec.ops}
+        return spec.build(**wanted) if spec.config is None else spec.build(options, **wanted)

@@ -10,6 +10,7 @@ from typing import Any
 from attrs import evolve
 
 from specdec_core.contracts.ops import OpsContext
+from specdec_core.ops.argmax import likeliest
 from specdec_core.ops.attention import paged_attention, store_kv
 from specdec_core.ops.decoder import fuse_layers
 from specdec_core.ops.drawing import draw
@@ -27,8 +28,9 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "pack_linear": pack_linear,
     "fuse_layers": fuse_layers,
     "draw": draw,
+    "likeliest": likeliest,
 }
-OUTSIDE_OF_LAYERS = ("draw",)
+OUTSIDE_OF_LAYERS = ("draw", "likeliest")
 
 
 def resolve(offered: OfferedOps, contexts: Sequence[OpsContext]) -> dict[str, Callable[..., Any]]:

@@ -110,6 +110,7 @@ class AttentionPlan:
                 seen.positions.index_select(0, rows),
                 seen.prefix_lens.index_select(0, rows),
                 None if seen.more_slots is None else seen.more_slots.index_select(0, rows),
+                seen.num_tree_slots,
             ),
             self.padding,
         )

@@ -14,9 +14,9 @@ from specdec_core.contracts.proposer import PLUGIN_API
 from specdec_core.contracts.verifier import VerifierSpec
 
 
-def _make(module: str, name: str, *args: Any) -> Any:
+def _make(module: str, name: str, *args: Any, **ops: Any) -> Any:
     """Import module `specdec_core.{module}`, and with it torch, and return a new instance of its class `name`."""
-    return getattr(import_module(f"specdec_core.{module}"), name)(*args)
+    return getattr(import_module(f"specdec_core.{module}"), name)(*args, **ops)
 
 
 @hookimpl
@@ -25,7 +25,7 @@ def specdec_verifiers() -> Sequence[VerifierSpec]:
         return VerifierSpec(name, partial(_make, f"verifiers.{name}", class_name), PLUGIN_API, **features)
 
     return [
-        spec("greedy", "GreedyVerifier", greedy_only=True),
+        spec("greedy", "GreedyVerifier", greedy_only=True, ops=("likeliest",)),
         spec("chosen", "ChosenVerifier"),
         spec("rejection", "RejectionVerifier"),
         spec("block", "BlockVerifier", chains_only=True),

@@ -2,38 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+
 import torch
 
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource, Verdict
+from specdec_core.ops.argmax import likeliest
 from specdec_core.verifiers.accepted_and_bonus import follow
-
-AT_ONCE = 2**17
-"""Logits that are looked at together on a CPU."""
 
 
 class GreedyVerifier:
-    """Accepts each draft token that equals the argmax after its parent. Uses no random numbers."""
+    """Accepts each draft token that equals the argmax after its parent. Uses no random numbers.
+
+    likeliest: the operation of this name.
+    """
+
+    def __init__(self, likeliest: Callable[[torch.Tensor], torch.Tensor] = likeliest) -> None:
+        self._likeliest = likeliest
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
-        return follow(likeliest(logits), draft)
-
-
-def likeliest(logits: torch.Tensor) -> torch.Tensor:
-    """int64 [n], the argmax of each row of [n, vocab], the first of equal ones; -1 if the row is not finite. A row with
-    NaN or +inf has it at its argmax, and a row of -inf is -inf there.
-
-    On a CPU numpy takes a tenth of torch's time. It has no bfloat16: few rows at a time are converted, which then stay
-    in the cache.
-    """
-    if logits.device.type != "cpu":
-        best, tokens = logits.max(dim=-1)
-        return tokens.masked_fill(~best.isfinite(), -1)
-    at_once = max(1, AT_ONCE // logits.shape[1])
-    if len(logits) > at_once:
-        return torch.cat([likeliest(logits[first : first + at_once]) for first in range(0, len(logits), at_once)])
-    numbers = (logits if logits.dtype in (torch.float32, torch.float64) else logits.float()).numpy()
-    tokens = numbers.argmax(axis=-1)
-    is_finite = np.isfinite(numbers[np.arange(len(tokens)), tokens])
-    return torch.from_numpy(np.where(is_finite, tokens, -1))
+        return follow(self._likeliest(logits), draft)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from specdec_core import OpsContext
+from specdec_kernels.gpu.argmax import likeliest
 from specdec_kernels.gpu.attention import paged_attention, shared_bytes
 from specdec_kernels.gpu.drawing import draw
 from specdec_kernels.gpu.linear import pack_linear
@@ -22,15 +23,17 @@ OPS = {
     "rotary": rotary,
     "pack_linear": pack_linear,
     "draw": draw,
+    "likeliest": likeliest,
 }
+OF_ANY_CACHE = ("pack_linear", "draw", "likeliest")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)
 """Of a GPU: older ones (before Ampere) have no bfloat16."""
 
 
 def supports(name: str, context: OpsContext) -> bool:
-    """Return whether the kernel of this name supports the device and the dtypes in `context`. All but `pack_linear` and
-    `draw` need a KV cache of the model's dtype, and attention needs heads whose tiles fit into the GPU's shared
+    """Return whether the kernel of this name supports the device and the dtypes in `context`. All but those of
+    OF_ANY_CACHE need a KV cache of the model's dtype, and attention needs heads whose tiles fit into the GPU's shared
     memory."""
     if context.dtype not in DTYPES or torch.cuda.get_device_capability(context.device) < LEAST_CAPABILITY:
         return False
@@ -39,4 +42,4 @@ def supports(name: str, context: OpsContext) -> bool:
         available = torch.cuda.get_device_properties(context.device).shared_memory_per_block_optin
         if shared_bytes(layout.key_dim, layout.value_dim, context.dtype) > available:
             return False
-    return name in ("pack_linear", "draw") or layout.dtype == context.dtype
+    return name in OF_ANY_CACHE or layout.dtype == context.dtype

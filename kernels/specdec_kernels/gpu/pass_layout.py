@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from attrs import frozen
 
+from specdec_core import upload
 from specdec_core.ops.attention_plan import WORD, AttentionPlan
 
 
@@ -35,7 +36,7 @@ def layout_of(plan: AttentionPlan, tokens_per_tile: int) -> PassLayout:
 
 def _layout(plan: AttentionPlan, tokens_per_tile: int) -> PassLayout:
     metadata, prefix_lens = plan.metadata, plan.prefix_lens
-    tiles = torch.from_numpy(tiles_of(metadata.lengths, tokens_per_tile)).to(prefix_lens.device)
+    tiles = upload(tiles_of(metadata.lengths, tokens_per_tile), prefix_lens.device)
     most_keys = max(np.add(metadata.starts, metadata.lengths).tolist(), default=0)
     if plan.visibility.more_slots is None or not plan.ancestors.shape[1]:
         return PassLayout(prefix_lens, None, tiles, most_keys)

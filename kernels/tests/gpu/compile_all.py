@@ -72,6 +72,7 @@ def launch_all(head_dim: int) -> None:
         linear.MOST_ROWS_APART = most
         OPS["pack_linear"](weight, bias)(rows)
     OPS["rms_norm"](rows, weight[0], 1e-5)
+    OPS["likeliest"](rows)
     OPS["draw"](torch.ones(3, 128_256), torch.zeros(3, dtype=torch.float64))
     angles = torch.ones(1, 3, 128, dtype=dtype)
     OPS["rotary"](

@@ -61,6 +61,44 @@ def default_settings(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def overview(record: dict[str, Any]) -> str:
+    """The README's table: medians of each method for edits, if they were measured, and new code; small batches first,
+    then the middle one of METHODS beside the larger one of MORE_METHODS."""
+    cells = {_cell(row): row["median"] for row in final_rows(record)}
+    sizes = {method: sorted({key[3] for key in cells if key[0] == method})[:2] for method, *_ in cells}
+    larger = sorted({size for _, size in sizes.values()})
+    heads = [
+        "speed-up over plain decoding",
+        *(_column(temperature, sizes[next(iter(sizes))][0]) for temperature in (0.0, 1.0)),
+        *(f"{'temperature 1' if t else 'greedy'}, batch {' or '.join(map(str, larger))}" for t in (0.0, 1.0)),
+    ]
+    rows = []
+    for method, batches in sizes.items():
+        for prompts in ("edits", "code"):
+            columns = [(temperature, size) for size in batches for temperature in (0.0, 1.0)]
+            if (method, prompts, *columns[0]) in cells:
+                shown = [f"{cells[method, prompts, *column]:.2f}" for column in columns]
+                rows.append([f"`{method}`, {KINDS[prompts]}", *shown])
+    by_size = {size: [f"`{method}`" for method in sizes if sizes[method][1] == size] for size in larger}
+    sized = "; ".join(f"{size}: {', '.join(methods)}" for size, methods in by_size.items())
+    about = f"Medians. The larger batch is {sized}. `suffix` caches no earlier outputs here."
+    return "\n".join([*_table(heads, rows), "", f"{about} {_about(record)}"])
+
+
+def headline(record: dict[str, Any]) -> str:
+    """The README's headline: the speed-ups of `suffix` on edits, one request at a time."""
+    ups = {
+        row["temperature"]: row["median"]
+        for row in final_rows(record)
+        if _cell(row)[::3] == ("suffix", 1) and row["prompts"] == "edits"
+    }
+    return (
+        f"**With the suffix-tree drafter, the engine edits code {ups[0]:.2f} times as fast as plain decoding\n"
+        f"when greedy, and {ups[1]:.2f} times at temperature 1** (one request at a time, a model of 10M parameters, "
+        f"{record['machine']['threads']} CPU cores).\n[The table](#methods) has other methods."
+    )
+
+
 def fixed_numbers(record: dict[str, Any]) -> str:
     heads = ["drafts", "prompts", "", "default", "best fixed number", "default / best", "acceptance rate of 3"]
     rows = []
@@ -112,10 +150,16 @@ def calibration(record: dict[str, Any]) -> str:
 
 def off_cost(record: dict[str, Any]) -> str:
     rows = [
-        [f"{row['step']}, batch {row['batch_size']}", f"{row['plain_ms']:.2f}", f"{row['ratio']:.3f}"]
+        [
+            f"{row['step']}, batch {row['batch_size']}",
+            f"{row['plain_ms']:.2f}",
+            f"{row['ratio']:.3f}",
+            f"{row['plain_ratio']:.3f}",
+        ]
         for row in record["rows"]
     ]
-    return "\n".join([_about(record), "", *_table(["step", "plain, ms", "off / plain"], rows)])
+    heads = ["step", "plain, ms", "off / plain", "plain / plain"]
+    return "\n".join([_about(record), "", *_table(heads, rows)])
 
 
 def tuned(record: dict[str, Any]) -> str:

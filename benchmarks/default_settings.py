@@ -4,10 +4,9 @@
     python benchmarks/default_settings.py --resume            # measures the cells that this file does not have yet
 
 Each cell is a method, a kind of prompt, a temperature and a batch size. In each round, the same prompts are decoded
-plainly and with the method, in turn, some tokens at a time (interleaved.py). Both engines are built anew for every five
-rounds, in an order that is drawn: two that do the same work differ by a percent or two, by where their memory lies. A
-cell's figure is the median of the ratios of tokens per second, with a 95 % confidence interval of their geometric mean.
-The cells with the lowest medians are repeated with more rounds, which count instead of the first ones.
+plainly and with the method, in turn, some tokens at a time (interleaved.py). A cell's figure is the median of the
+ratios of tokens per second, with a 95 % confidence interval of their geometric mean. The cells with the lowest medians
+are repeated with more rounds, which count instead of the first ones.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ import argparse
 import json
 import random
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from itertools import cycle, islice, product
 from math import exp, log, sqrt
 from pathlib import Path
@@ -79,8 +77,7 @@ def num_prompts(batch_size: int) -> int:
     return batch_size * min(MOST_BATCHES, -(-FEWEST_PROMPTS // batch_size))
 
 
-def measure_cell(plain: LLM, llm: LLM, cell: dict[str, Any], max_tokens: int, rounds: int) -> list[tuple[float, float]]:
-    """Tokens per second of both engines, in each round."""
+def measure_cell(plain: LLM, llm: LLM, cell: dict[str, Any], max_tokens: int, rounds: int) -> dict[str, Any]:
     batch_size = cell["batch_size"]
     prompts = prompts_of(cell["prompts"], num_prompts(batch_size), plain)
     draws, both = random.Random(0), {"plain": plain, "method": llm}
@@ -89,7 +86,7 @@ def measure_cell(plain: LLM, llm: LLM, cell: dict[str, Any], max_tokens: int, ro
         found = run_interleaved(both, prompts, cell["temperature"], batch_size, max_tokens, draws)
         if i:  # the first is to warm up
             pairs.append((found["plain"].tokens_per_s, found["method"].tokens_per_s))
-    return pairs
+    return {**cell, "plain_tokens_per_s": round(median(a for a, _ in pairs), 1), **summary([b / a for a, b in pairs])}
 
 
 def summary(ratios: list[float]) -> dict[str, Any]:
@@ -145,36 +142,26 @@ def main() -> None:
     record |= {"max_tokens": args.max_tokens, "options": args.options, "repeated": []}
     if args.resume:
         record = json.loads(args.out.read_text()) | {"repeated": []}
+    with LLM(args.model, disable_log_stats=True) as plain:
 
-    orders = random.Random(0)
+        def measure(cells: list[dict[str, Any]], rounds: int, add: Callable[[dict[str, Any]], None]) -> None:
+            for method in dict.fromkeys(cell["method"] for cell in cells):
+                config = {"method": method, **(METHODS | MORE_METHODS)[method], **args.options}
+                with LLM(args.model, speculative_config=config, disable_log_stats=True) as llm:
+                    for cell in cells:
+                        if cell["method"] == method:
+                            row = measure_cell(plain, llm, cell, args.max_tokens, rounds)
+                            print(*cell.values(), row["median"], row["low"], row["high"], flush=True)
+                            add(row)
+                            write(record, args.out)
 
-    def measure(cells: list[dict[str, Any]], rounds: int, add: Callable[[dict[str, Any]], None]) -> None:
-        for cell in cells:
-            config = {"method": cell["method"], **(METHODS | MORE_METHODS)[cell["method"]], **args.options}
-            pairs = []
-            for _ in range(rounds // min(STUDENT)):
-                with ExitStack() as closing:
-                    configs = {"plain": None, "method": config}
-                    built = {
-                        name: closing.enter_context(
-                            LLM(args.model, speculative_config=configs[name], disable_log_stats=True)
-                        )
-                        for name in orders.sample([*configs], 2)
-                    }
-                    pairs += measure_cell(built["plain"], built["method"], cell, args.max_tokens, min(STUDENT))
-            row = {**cell, "plain_tokens_per_s": round(median(a for a, _ in pairs), 1)}
-            row |= summary([b / a for a, b in pairs])
-            print(*cell.values(), row["median"], row["low"], row["high"], flush=True)
-            add(row)
-            write(record, args.out)
-
-    cells = [cell for method in args.only for cell in cells_of(method) if is_cell(cell, args.where)]
-    left = [cell for cell in cells if not any(is_cell(row, cell) for row in record["rows"])]
-    measure(left, args.rounds, record["rows"].append)
-    if not args.where:
-        worst = sorted(record["rows"], key=lambda row: row["median"])[:NUM_REPEATED]
-        again = [next(cell for cell in cells if is_cell(row, cell)) for row in worst]
-        measure(again, REPEATED_ROUNDS, record["repeated"].append)
+        cells = [cell for method in args.only for cell in cells_of(method) if is_cell(cell, args.where)]
+        left = [cell for cell in cells if not any(is_cell(row, cell) for row in record["rows"])]
+        measure(left, args.rounds, record["rows"].append)
+        if not args.where:
+            worst = sorted(record["rows"], key=lambda row: row["median"])[:NUM_REPEATED]
+            again = [next(cell for cell in cells if is_cell(row, cell)) for row in worst]
+            measure(again, REPEATED_ROUNDS, record["repeated"].append)
     write(record | overall(record), args.out)
 
 

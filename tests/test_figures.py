@@ -176,6 +176,22 @@ def of_default_settings() -> dict[str, Any]:
     }
 
 
+def test_waits_are_shown() -> None:
+    rows = [
+        {"method": "plain", "batch_size": 1, "most": 1},
+        {"method": "eagle", "batch_size": 16, "most": 2},
+        {"method": "eagle", "batch_size": 1, "most": 3},
+    ]
+    assert readme.device_waits({"command": "python it", "rows": rows}).splitlines() == [
+        "The most in a step, of batches of 1, 16, greedy and at temperature 1: `python it`.",
+        "",
+        "| method | the host waits |",
+        "|---|---|",
+        "| plain decoding | 1 |",
+        "| `eagle` | 3 |",
+    ]
+
+
 def test_default_settings_are_shown() -> None:
     assert budget_tables.default_settings(of_default_settings()).splitlines() == [
         f"{ABOUT} {INTERVALS} The lowest, 1 of 5, were measured again, in more rounds.",
@@ -195,6 +211,33 @@ def test_default_settings_are_shown() -> None:
     about, *_, last = budget_tables.default_settings(record).splitlines()
     assert about == f"{ABOUT} {INTERVALS}"
     assert last == "Of 5 medians the lowest is 0.90; 2 are 1 or more. The whole interval is below 0.97 in 2."
+
+
+def test_the_readme_has_the_smallest_batch_and_the_next() -> None:
+    medians = {
+        ("suffix", "edits"): {(0.0, 1): 3.0, (1.0, 1): 2.0, (0.0, 8): 1.5, (1.0, 8): 1.25, (0.0, 64): 9.0},
+        ("suffix", "code"): {(0.0, 1): 1.3, (1.0, 1): 1.0, (0.0, 8): 1.01, (1.0, 8): 0.99, (0.0, 64): 9.0},
+        ("medusa", "random"): {(0.0, 1): 0.5, (1.0, 1): 0.5, (0.0, 16): 0.5, (1.0, 16): 0.5},
+        ("medusa", "code"): {(0.0, 1): 0.97, (1.0, 1): 0.98, (0.0, 16): 0.94, (1.0, 16): 0.96},
+    }
+    rows = [
+        {"method": method, "prompts": prompts, "temperature": temperature, "batch_size": size, "median": median}
+        for (method, prompts), cells in medians.items()
+        for (temperature, size), median in cells.items()
+    ]
+    record = MACHINE | {"rows": rows, "repeated": [{**rows[0], "median": 2.75}]}
+    larger, hot = "batch 8 or 16", "temperature 1"
+    assert budget_tables.overview(record).splitlines() == [
+        f"| speed-up over plain decoding | greedy, batch 1 | {hot}, batch 1 | greedy, {larger} | {hot}, {larger} |",
+        "|---|---|---|---|---|",
+        "| `suffix`, edits of code | 2.75 | 2.00 | 1.50 | 1.25 |",
+        "| `suffix`, new code | 1.30 | 1.00 | 1.01 | 0.99 |",
+        "| `medusa`, new code | 0.97 | 0.98 | 0.94 | 0.96 |",
+        "",
+        "Medians. The larger batch is 8: `suffix`; 16: `medusa`. `suffix` caches no earlier outputs here. " + ABOUT,
+    ]
+    assert "edits code 2.75 times" in budget_tables.headline(record)
+    assert "and 2.00 times at temperature 1" in budget_tables.headline(record)
 
 
 def test_what_was_repeated_counts_instead() -> None:
@@ -291,16 +334,16 @@ def test_calibration_is_shown() -> None:
 
 def test_the_cost_of_drafting_that_is_off_is_shown() -> None:
     rows = [
-        {"step": "decode", "batch_size": 64, "plain_ms": 12.345, "ratio": 1.0042},
-        {"step": "prefill of 512 tokens", "batch_size": 1, "plain_ms": 3.0, "ratio": 0.9996},
+        {"step": "decode", "batch_size": 64, "plain_ms": 12.345, "ratio": 1.0042, "plain_ratio": 0.99},
+        {"step": "prefill", "batch_size": 1, "plain_ms": 3.0, "ratio": 0.9996, "plain_ratio": 1.001},
     ]
     assert budget_tables.off_cost({**MACHINE, "rows": rows}).splitlines() == [
         ABOUT,
         "",
-        "| step | plain, ms | off / plain |",
-        "|---|---|---|",
-        "| decode, batch 64 | 12.35 | 1.004 |",
-        "| prefill of 512 tokens, batch 1 | 3.00 | 1.000 |",
+        "| step | plain, ms | off / plain | plain / plain |",
+        "|---|---|---|---|",
+        "| decode, batch 64 | 12.35 | 1.004 | 0.990 |",
+        "| prefill, batch 1 | 3.00 | 1.000 | 1.001 |",
     ]
 
 

@@ -114,7 +114,7 @@ class PluginsOnDevice:
 
     def verifier(self, name: str) -> Any:
         spec = self._installed.verifier(name)
-        return attrs.evolve(spec, build=lambda: Verifying(spec.build()))
+        return attrs.evolve(spec, build=lambda **ops: Verifying(spec.build(**ops)))
 
     def ops(self, device: str) -> OfferedOps:
         return OfferedOps(

@@ -141,7 +141,7 @@ def test_what_was_drafted_and_cut_is_observed_at_once(make_llm: Any, generate: A
     (drafter,), steps = llm.engine._speculation.drafters, count()
     drafter.observer.is_off = lambda request: True
     drafter.budget.share = lambda requests, limits, so_far: [0 if next(steps) % 4 else limit for limit in limits]
-    drafter.budget.keep = lambda draft: Draft.from_chains([[]] * draft.batch_size)
+    drafter.budget.keep = lambda draft, **of: Draft.from_chains([[]] * draft.batch_size)
     generate(llm, PROMPTS[:1], GREEDY)
     (page,) = pages(llm, PROMPTS[:1])
     assert page.sizes[1:6] == [1, 3, 1, 3, 1]

@@ -49,6 +49,14 @@ class Case:
     def budgets(self) -> list[int]:
         return [budget for budget, _ in self.budgets_and_depths]
 
+    def has_equal_trees(self, request: int) -> bool:
+        """Whether a request's tree is the same on a GPU. Where logits are not finite, a tree on a CPU has other nodes
+        in the place of those that are missing, and later draws have other keys."""
+        if not self.odd or self.kind == "dynamic":
+            return True
+        shape = TokenTree.parse(self.kind)
+        return shape.is_chain or (self.method == "greedy" and self.budgets[request] >= len(shape.paths))
+
     def draft(self, *, of_fixed_size: bool) -> Draft:
         batch = batch_of(self.budgets, [0.7 * (b % 3) for b in range(len(self.budgets))])
         with levels(of_fixed_size=of_fixed_size):
@@ -72,9 +80,14 @@ def check(case: Case) -> None:
     shrunk, fixed = case.draft(of_fixed_size=False), case.draft(of_fixed_size=True)
     for draft in (shrunk, fixed):
         check_draft(draft, case.budgets, VOCAB, CPU)
-    for b in range(len(case.budgets)):
-        assert tokens_of(fixed, b) == tokens_of(shrunk, b)
-    if fixed.scores is not None and shrunk.scores is not None:
+    are_equal = [case.has_equal_trees(b) for b in range(len(case.budgets))]
+    for b, is_equal in enumerate(are_equal):
+        found, expected = tokens_of(fixed, b), tokens_of(shrunk, b)
+        if is_equal:
+            assert found == expected
+        elif case.method == "greedy":
+            assert {*found} <= {*expected}
+    if all(are_equal) and fixed.scores is not None and shrunk.scores is not None:
         torch.testing.assert_close(fixed.scores[fixed.parents != DEAD], shrunk.scores)
 
 

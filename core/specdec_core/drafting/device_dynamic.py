@@ -21,12 +21,7 @@ class DeviceDynamicTree:
     request does not get is dead (padding), and `batch.levels` is not asked."""
 
     def __init__(
-        self,
-        batch: ProposerBatch,
-        top_k: int,
-        depth: int,
-        q_to_target: torch.Tensor | None = None,
-        min_prob: float = 0.0,
+        self, batch: ProposerBatch, top_k: int, depth: int, q_to_target: torch.Tensor | None, min_prob: float
     ) -> None:
         self._budgets = np.array(batch.max_draft_tokens)
         self._size, self._device = len(self._budgets), batch.root_token_ids.device

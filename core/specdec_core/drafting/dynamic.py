@@ -19,11 +19,7 @@ LEAST = np.finfo(np.float32).min
 
 
 def dynamic_grower_of(
-    batch: ProposerBatch,
-    top_k: int,
-    depth: int,
-    q_to_target: torch.Tensor | None = None,
-    min_prob: float = 0.0,
+    batch: ProposerBatch, top_k: int, depth: int, q_to_target: torch.Tensor | None = None, min_prob: float = 0.0
 ) -> TreeGrower:
     """Begin drafts that are dynamic trees: see `DynamicTree`, which takes the same arguments."""
     kind = DynamicTree if may_shrink(batch.root_token_ids.device) else DeviceDynamicTree
@@ -45,12 +41,7 @@ class DynamicTree:
     """
 
     def __init__(
-        self,
-        batch: ProposerBatch,
-        top_k: int,
-        depth: int,
-        q_to_target: torch.Tensor | None = None,
-        min_prob: float = 0.0,
+        self, batch: ProposerBatch, top_k: int, depth: int, q_to_target: torch.Tensor | None, min_prob: float
     ) -> None:
         self._budgets = batch.max_draft_tokens
         self._size, self._device = len(self._budgets), batch.root_token_ids.device

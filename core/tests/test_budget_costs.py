@@ -17,6 +17,7 @@ from specdec_core.budget.debt import Debt
 from specdec_core.budget.recent import NUM_NEEDED
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.report import StepReport
+from specdec_core.engine.rest import MOST_STEPS
 from specdec_core.engine.speculation import Speculation
 
 
@@ -100,11 +101,16 @@ def test_a_few_plain_steps_in_a_row_correct_the_curve() -> None:
     assert curve.seconds[1] == pytest.approx(0.5)
 
 
-def test_a_smaller_batch_than_any_before_is_tried_first() -> None:
+def test_a_smaller_batch_than_any_before_seems_cheap() -> None:
+    """It takes at least its share of the time of a larger one. More would make it seem too dear to try."""
     measured = Clock()
     for step in range(9):
         measured.add(64, 9.0, step)
-    assert (measured.seconds(1), measured.seconds(64), measured.seconds(200)) == (0, 9, 9)
+    assert (measured.seconds(1), measured.seconds(64), measured.seconds(200)) == (9 / 64, 9, 9)
+    for step in range(clock.SKIPPED_LATER + clock.NEEDED_LATER):
+        assert not measured.knows(1)
+        measured.add(1, 3.0, step)
+    assert (measured.seconds(1), measured.seconds(63)) == (3, 3)
 
 
 def test_old_measurements_do_not_count_where_recent_ones_are_asked_for() -> None:
@@ -165,6 +171,19 @@ def test_plain_steps_count_once_the_caches_are_warm_again() -> None:
         for _ in range(16):
             step(5, 1.5)
     assert curve.seconds[[1, 6]] == pytest.approx([1.0, 1.5])
+
+
+def test_all_plain_steps_count_that_are_decided_together() -> None:
+    """The last one before the next decision is slower. Those of other sizes do not count."""
+    curve = CostCurve({1: 1.0, 2: 1.1, 6: 1.5}, 16)
+    speculation = Speculation([], torch.device("cpu"), curve)
+    speculation._is_idle = True
+    for _ in range(2 * NUM_BETWEEN):
+        for i in range(MOST_STEPS):
+            is_last, num_requests = i == MOST_STEPS - 1, 2 if i < 4 else 1
+            seconds = 9.0 if num_requests == 2 else 1.0 + 0.28 * is_last
+            speculation.end_step(StepReport(num_decode_requests=num_requests, target_s=seconds))
+    assert curve.seconds[1] == pytest.approx(1.01)
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 2), st.floats(0, 30)), min_size=1, max_size=60))

@@ -16,7 +16,7 @@ from simulated_budget import CPU, Simulated, budget_at, request_of
 from specdec_core.budget import budget as budgets, clock, retries
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
-from specdec_core.budget.cost_curve import NUM_BETWEEN, CostCurve
+from specdec_core.budget.cost_curve import NUM_BETWEEN, NUM_COLD, CostCurve
 from specdec_core.budget.idle import NUM_BESIDE
 from specdec_core.budget.recent import NUM_NEEDED
 from specdec_core.budget.retries import Retries
@@ -308,3 +308,20 @@ def test_what_did_not_pay_beside_others_may_pay_alone(monkeypatch: pytest.Monkey
     found = [budget.share(requests, [9], so_far) for so_far in (beside, beside, alone, alone, beside)]
     assert found == [[0], [0], [5], [5], [0]], "what pays alone may not pay beside others"
     assert len(chosen) == 3
+
+
+@pytest.mark.parametrize("numbers", [[0], [9]])
+def test_slower_steps_after_a_retry_are_part_of_its_cost(numbers: list[int]) -> None:
+    """But not those in which something is drafted."""
+    tried = Retries()
+    tried.choose(["a"], [4], [0])
+    tried.expect(1.0)
+    tried.end_steps([1.5], 0.5, {}, 1)
+    owed_s = tried._debt._owed_s
+    tried.choose(["a"], [4], numbers)
+    tried.end_steps([0.7] * NUM_COLD + [0.7] * 9, 0.5, {}, 1)
+    paid_s = retries.TIME_SHARE * 0.7 * (NUM_COLD + 9)
+    cold_s = 0 if any(numbers) else 0.2 * NUM_COLD
+    assert tried._debt._owed_s == pytest.approx(owed_s - paid_s + cold_s)
+    tried.end_steps([0.7], 0.5, {}, 1)
+    assert tried._debt._owed_s < owed_s - paid_s + cold_s

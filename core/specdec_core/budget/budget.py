@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from math import ceil
 from operator import le
+from statistics import fmean
 from time import perf_counter
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from specdec_core.budget.idle import Idle
 from specdec_core.budget.levels import Levels
 from specdec_core.budget.nodes import Nodes, without
 from specdec_core.budget.retries import NUM_TOKENS as RETRY_TOKENS, OUTLIER, Retries
+from specdec_core.budget.starts import Starts
 from specdec_core.budget.survival import Past, Survival
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import RequestView
@@ -46,18 +48,21 @@ drafted meanwhile: choosing and learning each take as long as a small draft."""
 
 
 class Held(NamedTuple):
-    """A choice of draft tokens, and for what it was made. is_beside: other proposers had drafts. age: in steps."""
+    """A choice of draft tokens, and for what it was made. is_beside: other proposers had drafts. is_informed: it was
+    known how long drafts of these requests take. age: in steps."""
 
     requests: Sequence[RequestView]
     limits: list[int]
     numbers: list[int]
     is_beside: bool
+    is_informed: bool
     age: int = 1
 
-    def is_for(self, requests: Sequence[RequestView], limits: list[int], *, is_beside: bool) -> bool:
+    def is_for(self, requests: Sequence[RequestView], limits: list[int], *, is_beside: bool, is_informed: bool) -> bool:
         """Whether it still holds. Where a limit has grown, more draft tokens may pay. Beside drafts of other proposers,
         none pay that do not pay alone."""
         is_alike = not any(self.numbers) if is_beside else not self.is_beside
+        is_alike = is_alike and is_informed == self.is_informed
         return self.age < NUM_HELD and is_alike and self.requests == requests and all(map(le, limits, self.limits))
 
 
@@ -98,9 +103,9 @@ class Budget:
         self._first, self._level, self._observe, self._cutting = (Clock(lambda: curve.load) for _ in range(4))
         self._asks_levels = self._judges_nodes = False  # what the last draft showed of the proposer
         # Averages of drafts: draft tokens of a level, levels after the first, draft tokens that are verified, and the
-        # share of the expected gain that these have.
+        # share of the expected gain that these have. Drafts that a limit keeps short do not count.
         self._nodes_per_level = self._levels_per_draft = self._kept_per_draft = self._kept_gain = 1.0
-        self.retries, self._observes = Retries(observes=observes), observes
+        self.retries, self._observes, self._starts = Retries(observes=observes), observes, Starts()
         self._num_kept = 0  # draft tokens of this step that are verified
         self.saved_share = 0.0
         self._can_retry = True  # some request of the last step may have draft tokens
@@ -145,6 +150,7 @@ class Budget:
         """Note that the proposer was not asked in a step."""
         self._held = None  # the next choice is a new one
         self.retries.begin()
+        self._starts.end()
 
     def share(self, requests: Sequence[RequestView], limits: Sequence[int], so_far: Expected) -> list[int]:
         """Return the most draft tokens of each request; 0: it does not draft in this step.
@@ -164,6 +170,8 @@ class Budget:
         of_asked = so_far if len(asked) == len(requests) else so_far.only(np.flatnonzero(limits))
         numbers = self._numbers(asked, most, of_asked)
         numbers = self.retries.choose([request.id for request in asked], most, numbers)
+        if not any(numbers) or self.retries.is_alone:
+            self._starts.end()
         if not any(numbers):
             return [0] * len(limits)
         self._requests, self._of_drafting = asked, of_asked
@@ -217,8 +225,10 @@ class Budget:
                 draft, kept_gain = self._cut(draft, drafted_s)
                 self._cutting.add(size, perf_counter() - now, self._num_steps)
             if not self.retries.number:
-                self._kept_per_draft += NEWEST_WEIGHT * (draft.num_nodes / num_found - self._kept_per_draft)
                 self._kept_gain += NEWEST_WEIGHT * (kept_gain - self._kept_gain)
+                pairs = zip(draft.num_nodes_per_request, self._limits, strict=True)
+                if usual := [number for number, limit in pairs if number and limit >= self._most]:
+                    self._kept_per_draft += NEWEST_WEIGHT * (fmean(usual) - self._kept_per_draft)
         self._num_kept = draft.num_nodes
         num_tokens = [len(request.token_ids) for request in self._requests]
         self._past.append(Past(self._requests, self._rows, num_tokens, self._limits, whole))
@@ -229,18 +239,24 @@ class Budget:
         observations, which took late_s."""
         levels, size, step = self._levels, len(self._requests), self._num_steps
         usual_s = self._first.seconds(size) + RETRY_TOKENS * self._level.seconds(size)
-        if levels is None or levels.first_s is None or not levels.num_forwarded:
-            self._first.add(size, seconds, step)
-        else:
-            level_s = (self._drafted_s - levels.first_s) / levels.num_forwarded
-            self._first.add(size, seconds - level_s * levels.num_forwarded, step)
+        num_more = 0 if levels is None or levels.first_s is None else levels.num_forwarded
+        more_s = seconds + late_s - self._first.seconds(size) - num_more * self._level.seconds(size)
+        if self._starts.is_next and more_s > 0 and self._first.knows(size):
+            self._starts.add(size, more_s, step)
+        elif num_more and levels is not None and levels.first_s is not None:
+            level_s = (self._drafted_s - levels.first_s) / num_more
+            self._first.add(size, seconds - level_s * num_more, step)
             self._level.add(size, level_s, step)
+        else:
+            self._first.add(size, seconds, step)
+        if not self.retries.is_alone:
+            self._starts.go_on()
         if number := self.retries.number:
             if usual_s or not self._observes:  # else the first calls, which may be slow, are all that is known
                 seconds = min(seconds, OUTLIER * usual_s)
             more_s = self._curve.more_s(self._so_far.num_rows, round(self._num_kept * number / size))
             self.retries.expect(more_s + seconds * number / size + late_s + self._observe.seconds(number))
-        elif levels is not None:
+        elif levels is not None and max(self._limits) >= self._most:
             self._levels_per_draft += NEWEST_WEIGHT * (levels.num_forwarded - self._levels_per_draft)
 
     def after(self, requests: Sequence[RequestView], draft: Draft) -> Expected:
@@ -279,7 +295,8 @@ class Budget:
     def _numbers(self, requests: Sequence[RequestView], limits: list[int], so_far: Expected) -> list[int]:
         """The most draft tokens of each request, by expected gain; 0: none. so_far: of these requests."""
         held, is_beside = self._held, so_far.covered is not None
-        if held is not None and held.is_for(requests, limits, is_beside=is_beside):
+        is_informed = self._first.knows(len(requests))
+        if held is not None and held.is_for(requests, limits, is_beside=is_beside, is_informed=is_informed):
             numbers = held.numbers
             self._held = held._replace(age=held.age + 1)
         else:
@@ -289,7 +306,7 @@ class Budget:
             rows = self._rows_of(requests)
             self.survival.update(rows)
             numbers = self._choose(rows, limits, so_far)
-            self._held = Held(requests, list(limits), numbers, is_beside)
+            self._held = Held(requests, list(limits), numbers, is_beside, is_informed)
             self.idle.decide(requests, numbers)
         if self._asks_levels or self._judges_nodes:
             return [limit if number else 0 for number, limit in zip(numbers, limits, strict=True)]
@@ -303,6 +320,7 @@ class Budget:
         found = self.survival.of_any(rows)  # it pays for draft tokens only where there are any
         level_s = self._level.seconds(num_requests)
         first_s = self._first.seconds(num_requests) + self._observe.seconds(num_requests)
+        first_s += self._starts.seconds(num_requests, self._num_steps)
         first_s += self._curve.empty_s * float(np.prod(1 - found))
         if self._asks_levels:  # whether to draft, and with as many levels as usual
             gains = self.survival.of_depths(rows, min(max(limits), MOST_CHOSEN)).cumprod(axis=1)

@@ -6,10 +6,12 @@ from collections.abc import Callable
 
 from attrs import define, field
 
-from specdec_core.budget.recent import NUM_NEEDED, Recent
+from specdec_core.budget.recent import Recent
 
-NUM_SKIPPED = 2
-"""First measurements of each size, which may include compiling."""
+NUM_SKIPPED, NUM_NEEDED = 2, 3
+"""First measurements, which may include compiling, and how many further ones it takes to know a time."""
+SKIPPED_LATER, NEEDED_LATER = 1, 2
+"""The same where the time of batches of another size is known."""
 NUM_BETWEEN = 4
 """Once as many are kept as there may be, one of this many measurements is: a mean without outliers takes as long as a
 small draft."""
@@ -42,25 +44,42 @@ class Clock:
         """Count a measurement. step: the number of the step in which it was made."""
         size = self._sizes.setdefault(batch_size.bit_length(), _Size())
         size.num_added += 1
-        if size.num_added <= NUM_SKIPPED or (size.num_added % NUM_BETWEEN and size.recent.is_full(step)):
+        is_first = self._nearest(batch_size) is None
+        skipped = NUM_SKIPPED if is_first else SKIPPED_LATER
+        if size.num_added <= skipped or (size.num_added % NUM_BETWEEN and size.recent.is_full(step)):
             return
         size.recent.add(seconds / self._load(), step)
         size.measured_at = step
-        needed = NUM_NEEDED if size.mean_s is None else 1  # a retry may be the first measurement for long
+        needed = NUM_NEEDED if is_first else NEEDED_LATER
+        if size.mean_s is not None:
+            needed = 1  # a retry may be the first measurement for long
         size.mean_s = size.recent.mean(step, needed) or size.mean_s
 
+    def knows(self, batch_size: int) -> bool:
+        """Whether the time for batches of this size was measured."""
+        return batch_size.bit_length() in self._known_sizes()
+
     def seconds(self, batch_size: int) -> float:
-        """The time for a batch; if none of its size was measured, that of the nearest smaller size. 0 while there are
-        too few measurements of any: a method is tried before it is judged, also at a size that is smaller than all
-        before, which larger ones would make seem too dear to try."""
-        for size in range(batch_size.bit_length(), -1, -1):
-            if size in self._sizes and (mean_s := self._sizes[size].mean_s) is not None:
-                return mean_s * self._load()
-        return 0.0
+        """The time for a batch; 0 if none is known. If none of its size was measured, it is the least that it may be:
+        that of the nearest smaller size, or else, of the nearest larger one, the share of its requests. A size that
+        seemed too dear would never be tried."""
+        nearest = self._nearest(batch_size)
+        if nearest is None or (mean_s := self._sizes[nearest].mean_s) is None:
+            return 0.0
+        smaller: float = 2.0 ** -max(0, nearest - batch_size.bit_length())
+        return mean_s * self._load() * smaller
+
+    def _nearest(self, batch_size: int) -> int | None:
+        """The measured size, as `bit_length`, that tells most about a batch; None if there is none."""
+        known, own = self._known_sizes(), batch_size.bit_length()
+        return max((size for size in known if size <= own), default=min(known, default=None))
+
+    def _known_sizes(self) -> list[int]:
+        return [size for size, each in self._sizes.items() if each.mean_s is not None]
 
     def recent_seconds(self, batch_size: int, step: int) -> float:
         """The same, but 0 if the last measurement of this size was made long before this step: what seemed too dear
         would never be measured again."""
         size = self._sizes.get(batch_size.bit_length())
-        is_old = size is not None and size.num_added > NUM_SKIPPED and size.measured_at <= step - MOST_AGE
+        is_old = size is not None and size.mean_s is not None and size.measured_at <= step - MOST_AGE
         return 0.0 if is_old else self.seconds(batch_size)

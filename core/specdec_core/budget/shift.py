@@ -19,8 +19,8 @@ class Shift:
     recent draft tokens, than was expected of these.
 
     There are few of these, so part of a shift is chance. Which share of it the next draft tokens show, too, is learned
-    for each group by logistic regression, with a Newton step at each `add`. At temperature 0 it is nearly all; where draft
-    tokens are drawn, little.
+    for each group by logistic regression, with a Newton step at each `add`. At temperature 0 it is nearly all; where
+    draft tokens are drawn, little.
 
     decay: by which a row's counts shrink with each of its draft tokens.
     """

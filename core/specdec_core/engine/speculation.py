@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from statistics import fmean
 
 import torch
 
@@ -51,6 +52,7 @@ class Speculation:
         self._rest: Rest | None = None  # of which this step is one
         self._plain_steps = None if curve is None else PlainSteps(curve)
         self._num_plain = 0  # steps since a proposer was last asked for drafts
+        self._num_tokens = self._num_alike = 0  # of the last step; and how many steps had as many; 0: with prefill
         self._own_drafts: list[Draft | None] = []  # of this step, by proposer
         self._own_counts = OwnCounts()
         self._unsaved: list[float] = []  # seconds of steps that the budgets do not know of yet
@@ -182,14 +184,18 @@ class Speculation:
         seconds = report.target_s + report.other_s
         self._unsaved.append(report.draft_s + seconds)
         self._num_plain = 0 if has_asked else self._num_plain + 1
+        num_tokens = 0 if report.num_prefill_tokens else report.num_nodes + report.num_decode_requests
+        self._num_alike = self._num_alike + 1 if num_tokens == self._num_tokens else 1
+        self._num_tokens = num_tokens
         if self._is_idle and len(self._unsaved) < MOST_STEPS:
             return  # budgets learn of these steps together
         if not report.num_prefill_tokens:
-            num_tokens = report.num_nodes + report.num_decode_requests
             if has_asked and not report.num_nodes:
                 self._curve.add_empty(num_tokens, seconds)
-            elif has_asked or self._num_plain > NUM_COLD:
+            elif has_asked:
                 self._curve.add(num_tokens, seconds)
+            elif self._num_plain > NUM_COLD:  # the mean of those that are counted together
+                self._curve.add(num_tokens, fmean(self._unsaved[-min(self._num_alike, self._num_plain - NUM_COLD) :]))
         num_drafts = sum(draft is not None and draft.num_nodes > 0 for draft in self._own_drafts)
         accepted = report.accepted_per_request if num_drafts == 1 else {}  # else it is not known whose they were
         of_step = report.num_decode_requests, accepted

@@ -17,29 +17,38 @@ class BlockVerifier:
     deterministic (not sampled) draft tokens it accepts with the probabilities of rejection sampling."""
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
-        probs = logits.softmax(dim=-1)
-        layout, siblings = draft.layout, Siblings.of(draft)
+        layout, siblings, probs = draft.layout, Siblings.of(draft), logits.softmax(dim=-1)
         proposals = Proposals(draft, siblings, logits.shape[-1], logits.dtype)
-        requests = torch.arange(draft.batch_size, device=logits.device)
-        lengths = upload(draft.num_live_per_request, logits.device)
+        depths = torch.arange(draft.max_depth + 1, device=logits.device)
+        lengths = upload(draft.num_live_per_request, logits.device).unsqueeze(1)  # [batch, 1]
+        rows = layout.root_rows.unsqueeze(1) + torch.minimum(depths, lengths)  # [batch, max_depth + 1]
 
-        accepted = torch.zeros_like(lengths)  # length of the longest prefix so far that was accepted
-        kept = torch.ones(draft.batch_size, dtype=logits.dtype, device=logits.device)  # b in the paper
-        weights = probs[layout.root_rows]  # of the token after that prefix, up to a factor
-        for depth in range(draft.max_depth + 1):
-            row = layout.root_rows + lengths.clamp(max=depth)
-            is_last = lengths == depth
-            child = siblings.first_child[row]
-            here = kept.unsqueeze(1) * probs[row]
-            rest = residual(here, proposals.of(child))
-            missed = rest.sum(dim=1)
-            chance = torch.where(is_last, kept, missed / (missed + 1 - kept)) if depth else torch.ones_like(kept)
-            chance = chance.nan_to_num(0).masked_fill(lengths < depth, 0)  # 0 / 0: nothing would be left to draw
-            stays = random.bernoulli(chance, Stream.ACCEPT, requests, torch.full_like(requests, depth))
-            accepted = torch.where(stays, depth, accepted)
-            after = torch.where(is_last.unsqueeze(1), probs[row], normalize(rest, otherwise=probs[row]))
-            weights = torch.where(stays.unsqueeze(1), after, weights)
-            own = probs[row].gather(1, proposals.token_ids(child).unsqueeze(1)).squeeze(1)
-            kept = torch.where(lengths > depth, (kept * own / proposals.own_probs[child]).clamp(max=1), kept)
+        def by_row(of_nodes: torch.Tensor) -> torch.Tensor:
+            """[num_rows + 1]   numbers of draft tokens, by their rows of target logits; 0 at other rows."""
+            return of_nodes.new_zeros(siblings.end + 1).index_copy_(0, layout.node_rows, of_nodes)
+
+        drawn, tokens = proposals.of(layout.node_rows), draft.token_ids.unsqueeze(1)
+        ratios = probs[layout.parent_rows].gather(1, tokens) / drawn.gather(1, tokens)
+        ratios = by_row(ratios.squeeze(1))[rows]
+        prefixes = [torch.ones_like(ratios[:, 0])]  # b in the paper, of each length
+        for depth in range(1, len(depths)):
+            prefixes.append((prefixes[-1] * ratios[:, depth]).clamp(max=1))
+        kept = torch.stack(prefixes, dim=1)  # [batch, max_depth + 1]
+        parents = layout.row_requests[layout.node_rows], (layout.row_depths[layout.node_rows] - 1).clamp(min=0)
+        missed = residual(kept[parents].unsqueeze(1) * probs[layout.parent_rows], drawn).sum(dim=1)
+        missed = by_row(missed)[rows + 1]  # the draft token after a prefix is in the next row
+
+        chances = torch.where(depths == lengths, kept, missed / (missed + 1 - kept))
+        chances[:, 0] = 1
+        chances = chances.nan_to_num(0).masked_fill(depths > lengths, 0)  # 0 / 0: nothing would be left to draw
+        requests = torch.arange(draft.batch_size, device=logits.device)
+        keys = requests.repeat_interleave(len(depths)), depths.repeat(draft.batch_size)
+        stays = random.bernoulli(chances.flatten(), Stream.ACCEPT, *keys).view_as(chances)
+        accepted = torch.where(stays, depths, 0).amax(dim=1)
+
+        ends, at = layout.root_rows + accepted, accepted.unsqueeze(1)
+        after = probs[ends]
+        rest = residual(kept.gather(1, at) * after, proposals.of(siblings.first_child[ends]))
+        weights = torch.where(at == lengths, after, normalize(rest, otherwise=after))
         token = random.categorical(weights, Stream.RECOVER, requests, accepted)
-        return trace(layout.root_rows + accepted, token, probs, draft)
+        return trace(ends, token, probs, draft)

@@ -13,8 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from specdec_core import Draft, SamplingParams
-from specdec_core.ops import argmax
-from specdec_core.sampling import process
+from specdec_core.ops import argmax, truncation
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.verifiers.greedy import GreedyVerifier
@@ -92,20 +91,20 @@ def check_top_p(logits: torch.Tensor, top_ps: list[float]) -> None:
 def test_top_p_of_the_likeliest_is_that_of_all(top_ps: list[float], seed: int, are_equal: bool) -> None:
     """In rows with many equal logits, and in rows that need more tokens than are sorted at first."""
     generator = torch.Generator().manual_seed(seed)
-    logits = torch.randn(len(top_ps), 3 * process.LIKELIEST, generator=generator)
+    logits = torch.randn(len(top_ps), 3 * truncation.LIKELIEST, generator=generator)
     logits *= torch.rand(len(top_ps), 1, generator=generator) * 6
     check_top_p(logits.round() if are_equal else logits, top_ps)
 
 
 def test_top_p_without_a_second_look_or_with_all_equal_tokens_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    flat = torch.randn(2, 3 * process.LIKELIEST, generator=torch.Generator().manual_seed(0)) / 10
+    flat = torch.randn(2, 3 * truncation.LIKELIEST, generator=torch.Generator().manual_seed(0)) / 10
     equal = torch.zeros(1, 4)
     check_top_p(flat, [0.9, 0.999])
     check_top_p(equal, [0.5])
-    cut_at, cumsum = process._cut_at, torch.Tensor.cumsum
+    cut_at, cumsum = truncation._cut_at, torch.Tensor.cumsum
     with monkeypatch.context() as patch:
         always = torch.ones(2, dtype=torch.bool)
-        patch.setattr(process, "_cut_at", lambda *args: (*cut_at(*args)[:2], always))
+        patch.setattr(truncation, "_cut_at", lambda *args: (*cut_at(*args)[:2], always))
         with pytest.raises(AssertionError):
             check_top_p(flat, [0.9, 0.999])
     monkeypatch.setattr(

@@ -89,7 +89,8 @@ class Verification:
         params = [request.params for request in requests]
         noise = CounterRandom([request.seed for request in requests], computed.batch.root_positions, self._ops["draw"])
         constraints = ConstrainedRows.of(schedule.whole_requests, draft)
-        processed = process_logits(computed.logits, draft.host_layout.row_requests, params, constraints)
+        row_requests, truncate = draft.host_layout.row_requests, self._ops["truncate"]
+        processed = process_logits(computed.logits, row_requests, params, constraints, truncate)
         name = self.choose(draft, params)
         greedy = [index for index, each in enumerate(params) if each.is_greedy]
         verdict = self.verify(name, processed, draft, noise, greedy)

@@ -16,6 +16,7 @@ from specdec_core.ops.decoder import fuse_layers
 from specdec_core.ops.drawing import draw
 from specdec_core.ops.elementwise import rms_norm, rotary
 from specdec_core.ops.linear import pack_linear
+from specdec_core.ops.truncation import truncate
 from specdec_core.plugins.operations import OfferedOps
 
 FEATURES = ("window", "softcap", "sinks")
@@ -29,8 +30,9 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "fuse_layers": fuse_layers,
     "draw": draw,
     "likeliest": likeliest,
+    "truncate": truncate,
 }
-OUTSIDE_OF_LAYERS = ("draw", "likeliest")
+OUTSIDE_OF_LAYERS = ("draw", "likeliest", "truncate")
 
 
 def resolve(offered: OfferedOps, contexts: Sequence[OpsContext]) -> dict[str, Callable[..., Any]]:

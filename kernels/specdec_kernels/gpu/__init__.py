@@ -15,6 +15,7 @@ from specdec_kernels.gpu.linear import pack_linear
 from specdec_kernels.gpu.norm import rms_norm
 from specdec_kernels.gpu.rotary import rotary
 from specdec_kernels.gpu.store import store_kv
+from specdec_kernels.gpu.truncation import truncate
 
 OPS = {
     "paged_attention": paged_attention,
@@ -24,8 +25,9 @@ OPS = {
     "pack_linear": pack_linear,
     "draw": draw,
     "likeliest": likeliest,
+    "truncate": truncate,
 }
-OF_ANY_CACHE = ("pack_linear", "draw", "likeliest")
+OF_ANY_CACHE = ("pack_linear", "draw", "likeliest", "truncate")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)
 """Of a GPU: older ones (before Ampere) have no bfloat16."""

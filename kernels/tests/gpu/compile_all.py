@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from triton.backends.compiler import GPUTarget
@@ -73,6 +74,8 @@ def launch_all(head_dim: int) -> None:
         OPS["pack_linear"](weight, bias)(rows)
     OPS["rms_norm"](rows, weight[0], 1e-5)
     OPS["likeliest"](rows)
+    parameters = np.ones(3), np.zeros(3), np.zeros(3, dtype=np.int64), np.ones(3)
+    OPS["truncate"](torch.ones(3, 128_256), *parameters)
     OPS["draw"](torch.ones(3, 128_256), torch.zeros(3, dtype=torch.float64))
     angles = torch.ones(1, 3, 128, dtype=dtype)
     OPS["rotary"](

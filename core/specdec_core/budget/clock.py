@@ -39,43 +39,46 @@ class Clock:
 
     def __init__(self, load: Callable[[], float] = lambda: 1.0) -> None:
         self._load, self._sizes = load, dict[int, _Size]()
+        self._nearest: dict[int, tuple[_Size, float]] = {}  # of each size that was asked for, until another is known
 
     def add(self, batch_size: int, seconds: float, step: int) -> None:
         """Count a measurement. step: the number of the step in which it was made."""
         size = self._sizes.setdefault(batch_size.bit_length(), _Size())
         size.num_added += 1
-        is_first = self._nearest(batch_size) is None
-        skipped = NUM_SKIPPED if is_first else SKIPPED_LATER
+        is_first = all(each.mean_s is None for each in self._sizes.values())
+        skipped, needed = (NUM_SKIPPED, NUM_NEEDED) if is_first else (SKIPPED_LATER, NEEDED_LATER)
         if size.num_added <= skipped or (size.num_added % NUM_BETWEEN and size.recent.is_full(step)):
             return
         size.recent.add(seconds / self._load(), step)
         size.measured_at = step
-        needed = NUM_NEEDED if is_first else NEEDED_LATER
-        if size.mean_s is not None:
+        if size.mean_s is None:
+            self._nearest.clear()
+        else:
             needed = 1  # a retry may be the first measurement for long
         size.mean_s = size.recent.mean(step, needed) or size.mean_s
 
     def knows(self, batch_size: int) -> bool:
         """Whether the time for batches of this size was measured."""
-        return batch_size.bit_length() in self._known_sizes()
+        size = self._sizes.get(batch_size.bit_length())
+        return size is not None and size.mean_s is not None
 
     def seconds(self, batch_size: int) -> float:
         """The time for a batch; 0 if none is known. If none of its size was measured, it is the least that it may be:
         that of the nearest smaller size, or else, of the nearest larger one, the share of its requests. A size that
         seemed too dear would never be tried."""
-        nearest = self._nearest(batch_size)
-        if nearest is None or (mean_s := self._sizes[nearest].mean_s) is None:
-            return 0.0
-        smaller: float = 2.0 ** -max(0, nearest - batch_size.bit_length())
-        return mean_s * self._load() * smaller
+        own = batch_size.bit_length()
+        if own not in self._nearest:
+            self._nearest[own] = self._find(own)
+        size, share = self._nearest[own]
+        return (size.mean_s or 0.0) * self._load() * share
 
-    def _nearest(self, batch_size: int) -> int | None:
-        """The measured size, as `bit_length`, that tells most about a batch; None if there is none."""
-        known, own = self._known_sizes(), batch_size.bit_length()
-        return max((size for size in known if size <= own), default=min(known, default=None))
-
-    def _known_sizes(self) -> list[int]:
-        return [size for size, each in self._sizes.items() if each.mean_s is not None]
+    def _find(self, own: int) -> tuple[_Size, float]:
+        """The measured size that tells most about one, as `bit_length`, and the share of its time."""
+        known = [size for size, each in self._sizes.items() if each.mean_s is not None]
+        if not known:
+            return _Size(), 0.0
+        nearest = max((size for size in known if size <= own), default=min(known))
+        return self._sizes[nearest], 2.0 ** -max(0, nearest - own)
 
     def recent_seconds(self, batch_size: int, step: int) -> float:
         """The same, but 0 if the last measurement of this size was made long before this step: what seemed too dear

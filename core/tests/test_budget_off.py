@@ -16,7 +16,7 @@ from simulated_budget import CPU, Simulated, budget_at, request_of
 from specdec_core.budget import budget as budgets, clock, retries
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
-from specdec_core.budget.cost_curve import NUM_BETWEEN, NUM_COLD, CostCurve
+from specdec_core.budget.cost_curve import NUM_BETWEEN, CostCurve
 from specdec_core.budget.idle import NUM_BESIDE
 from specdec_core.budget.recent import NUM_NEEDED
 from specdec_core.budget.retries import Retries
@@ -139,7 +139,7 @@ def cost_of_retry(
     budget.keep(Draft.from_chains([[5]] * len(requests)))
     budget.end_drafting(drafted_s, late_s)
     budget.end_steps([step_s], len(requests), accepted)
-    return budget.retries._debt._owed_s
+    return budget.retries._debt._owed_s / retries.LEAST_RARE
 
 
 def test_a_retry_pays_what_it_took_less_what_it_gained() -> None:
@@ -160,7 +160,7 @@ def test_a_retry_beside_a_prompt_does_not_pay_for_reading_it() -> None:
     tried.choose(["a"], [9], [0])
     tried.expect(0.5)
     tried.end_steps([100.0], 1.0, {}, 1, is_prefill=True)
-    assert tried._debt._owed_s == 0.5
+    assert tried._debt._owed_s == 0.5 * retries.LEAST_RARE
 
 
 def test_the_first_retries_of_a_proposer_that_observes_nothing_are_free() -> None:
@@ -210,10 +210,10 @@ def test_retries_become_rarer_where_none_gains() -> None:
         tried.expect(1.0)
         tried.end_steps([1.0], 0.5, {"a": gains}, 1)
         owed.append(tried._debt._owed_s)
-    assert owed[0] == 1.0
-    assert owed[retries.NUM_PATIENT] == 2.0
-    assert owed[39] == retries.MOST_RARER
-    assert owed[40:] == [0.0, 1.0], "one that gains is followed by others"
+    assert owed[0] == retries.LEAST_RARE
+    assert owed[retries.NUM_PATIENT] == retries.LEAST_RARE + 1
+    assert owed[39] == retries.MOST_RARE
+    assert owed[40:] == [0.0, retries.LEAST_RARE], "one that gains is followed by others"
 
 
 def test_one_slow_retry_does_not_stop_the_next_ones() -> None:
@@ -308,20 +308,3 @@ def test_what_did_not_pay_beside_others_may_pay_alone(monkeypatch: pytest.Monkey
     found = [budget.share(requests, [9], so_far) for so_far in (beside, beside, alone, alone, beside)]
     assert found == [[0], [0], [5], [5], [0]], "what pays alone may not pay beside others"
     assert len(chosen) == 3
-
-
-@pytest.mark.parametrize("numbers", [[0], [9]])
-def test_slower_steps_after_a_retry_are_part_of_its_cost(numbers: list[int]) -> None:
-    """But not those in which something is drafted."""
-    tried = Retries()
-    tried.choose(["a"], [4], [0])
-    tried.expect(1.0)
-    tried.end_steps([1.5], 0.5, {}, 1)
-    owed_s = tried._debt._owed_s
-    tried.choose(["a"], [4], numbers)
-    tried.end_steps([0.7] * NUM_COLD + [0.7] * 9, 0.5, {}, 1)
-    paid_s = retries.TIME_SHARE * 0.7 * (NUM_COLD + 9)
-    cold_s = 0 if any(numbers) else 0.2 * NUM_COLD
-    assert tried._debt._owed_s == pytest.approx(owed_s - paid_s + cold_s)
-    tried.end_steps([0.7], 0.5, {}, 1)
-    assert tried._debt._owed_s < owed_s - paid_s + cold_s

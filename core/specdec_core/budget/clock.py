@@ -43,7 +43,9 @@ class Clock:
 
     def add(self, batch_size: int, seconds: float, step: int) -> None:
         """Count a measurement. step: the number of the step in which it was made."""
-        size = self._sizes.setdefault(batch_size.bit_length(), _Size())
+        bits = batch_size.bit_length()
+        if (size := self._sizes.get(bits)) is None:
+            size = self._sizes[bits] = _Size()
         size.num_added += 1
         is_first = all(each.mean_s is None for each in self._sizes.values())
         skipped, needed = (NUM_SKIPPED, NUM_NEEDED) if is_first else (SKIPPED_LATER, NEEDED_LATER)

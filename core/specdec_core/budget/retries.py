@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 
-from specdec_core.budget.cost_curve import NUM_COLD
 from specdec_core.budget.debt import Debt
 
 TIME_SHARE = 0.01
-"""Of the time that retries may cost."""
-NUM_PATIENT, MOST_RARER = 8, 4.0
-"""Retries in a row that gain nothing, after which further ones are half as often; and how much rarer they become at
-most."""
+"""Of the time that retries may cost, if none gains."""
+LEAST_RARE, NUM_PATIENT, MOST_RARE = 0.25, 8, 4.0
+"""By how much rarer or more frequent they are than that share allows: the former after one that gained, and by 1 more
+for each NUM_PATIENT retries in a row that gained nothing, up to the latter."""
 NUM_TOKENS, MOST_TOGETHER = 4, 4
 """Draft tokens of a request that is tried again, and how many requests are in a step if the proposer reads hidden
 states: those of requests that were not observed yet are read first, which takes long."""
@@ -21,9 +20,9 @@ OUTLIER = 4.0
 
 
 class Retries:
-    """Chooses which requests are tried again, and counts what that costs: drafting, a slower forward pass, and slower
-    ones after it, less the time that accepted draft tokens save. A retry that gains is followed by others at once,
-    until the estimates have changed.
+    """Chooses which requests are tried again, and counts what that costs: drafting, and a slower forward
+    pass, less the time that accepted draft tokens save. A retry that gains is followed by others at
+    once, until the estimates have changed.
 
     observes: whether the proposer reads hidden states.
 
@@ -38,7 +37,6 @@ class Retries:
         self._next = 0  # the first of the next ones, among those that are off
         self._expected_s = 0.0  # of this step's
         self._num_vain = 0  # retries in a row that gained nothing
-        self._num_cold = 0  # of the next steps, if nothing is drafted in them: slower ones, since a retry was before
 
     @property
     def number(self) -> int:
@@ -63,8 +61,6 @@ class Retries:
 
         ids, limits: of the requests, and the most draft tokens of each. numbers: of draft tokens; 0: it is off.
         """
-        if any(numbers) or self.is_due:
-            self._num_cold = 0
         if all(numbers) or not self.is_due:
             return numbers
         off = [i for i, number in enumerate(numbers) if not number]
@@ -95,15 +91,12 @@ class Retries:
         empty if it is not known whose they were. num_requests, is_prefill: of the last step.
         """
         self._debt.pay(sum(seconds))
-        cold, self._num_cold = seconds[: self._num_cold], max(0, self._num_cold - len(seconds))
-        self._debt.add(max(0.0, sum(min(each, OUTLIER * plain_s) - plain_s for each in cold)))
         if self._expected_s:
             lost_s = self._expected_s
             if self._is_whole and not is_prefill:
                 lost_s = min(max(lost_s, seconds[-1] - plain_s), OUTLIER * lost_s)
-                self._num_cold = NUM_COLD
             gained_s = sum(accepted.get(request_id, 0) for request_id in self._ids) * plain_s / num_requests
-            rarer = min(1 + self._num_vain / NUM_PATIENT, MOST_RARER)
-            self._debt.add(max(0.0, lost_s - gained_s) * rarer)
+            rare = min(LEAST_RARE + self._num_vain / NUM_PATIENT, MOST_RARE)
+            self._debt.add(max(0.0, lost_s - gained_s) * rare)
             self._num_vain = 0 if gained_s > lost_s else self._num_vain + 1
             self._expected_s = 0.0

@@ -100,14 +100,13 @@ def headline(record: dict[str, Any]) -> str:
 
 
 def fixed_numbers(record: dict[str, Any]) -> str:
-    heads = ["drafts", "prompts", "", "default", "best fixed number", "default / best", "acceptance rate of 3"]
+    heads = ["drafts", "prompts", "", "default", "best fixed number", "default / best"]
     rows = []
     for row in record["rows"]:
         ups, best = row["speed_up"], str(row["best"])
         where = _column(row["temperature"], row["batch_size"])
         cells = [f"`{row['method']}`", KINDS[row["prompts"]], where, f"{ups['default']:.2f}"]
-        rate = row["acceptance_rate"]["3"]
-        cells += [f"{ups[best]:.2f} ({best})", f"{row['of_best']:.2f}", "-" if rate is None else f"{rate:.0%}"]
+        cells += [f"{ups[best]:.2f} ({best})", f"{row['of_best']:.2f}"]
         rows.append(cells)
     return "\n".join([_about(record), "", *_table(heads, rows)])
 

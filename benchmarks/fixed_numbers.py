@@ -4,15 +4,13 @@
 
 In each round of a cell, the same prompts are decoded plainly, with default settings and with each fixed number, in
 turn. A figure is the median of the ratios of tokens per second to those of plain decoding in the same
-round; `of_best` is the median ratio of the default to the fixed number with the highest median. The acceptance rate of
-each fixed number is recorded, too.
+round; `of_best` is the median ratio of the default to the fixed number with the highest median.
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Sequence
 from contextlib import ExitStack
 from itertools import product
 from pathlib import Path
@@ -38,11 +36,6 @@ def configs_of(method: str) -> dict[str, Any]:
     return {PLAIN: None, DEFAULT: config, **fixed}
 
 
-def drafted_and_accepted(llm: LLM) -> tuple[float, float]:
-    values = {metric.name.split(":")[-1]: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
-    return values["spec_decode_num_draft_tokens"], values["spec_decode_num_accepted_tokens"]
-
-
 def measure(llms: dict[str, LLM], cell: dict[str, Any], rounds: int, max_tokens: int) -> dict[str, Any]:
     batch_size = cell["batch_size"]
     prompts = prompts_of(cell["prompts"], num_prompts(batch_size), llms[PLAIN])
@@ -53,7 +46,6 @@ def measure(llms: dict[str, LLM], cell: dict[str, Any], rounds: int, max_tokens:
         return run_interleaved(llms, prompts, cell["temperature"], batch_size, max_tokens, draws)
 
     run()  # to warm up
-    before = {name: drafted_and_accepted(llm) for name, llm in llms.items() if name != PLAIN}
     ratios: dict[str, list[float]] = {name: [] for name in llms}
     for _ in range(rounds):
         found = run()
@@ -61,21 +53,14 @@ def measure(llms: dict[str, LLM], cell: dict[str, Any], rounds: int, max_tokens:
             ratios[name].append(timed.tokens_per_s / found[PLAIN].tokens_per_s)
     medians = {name: median(of_one) for name, of_one in ratios.items() if name != PLAIN}
     best = max((name for name in medians if name != DEFAULT), key=medians.__getitem__)
-    rates = {name: _rate(drafted_and_accepted(llms[name]), before[name]) for name in medians}
     pairs = zip(ratios[DEFAULT], ratios[best], strict=True)
     return {
         **cell,
         "speed_up": {name: round(ratio, 3) for name, ratio in medians.items()},
-        "acceptance_rate": rates,
         "best": int(best),
         "of_best": round(median(default / fixed for default, fixed in pairs), 3),
         "of_best_or_plain": round(medians[DEFAULT] / max(1.0, medians[best]), 3),
     }
-
-
-def _rate(after: Sequence[float], before: Sequence[float]) -> float | None:
-    drafted, accepted = after[0] - before[0], after[1] - before[1]
-    return round(accepted / drafted, 3) if drafted else None
 
 
 def main() -> None:
@@ -100,7 +85,7 @@ def main() -> None:
             for kind, temperature, batch_size in cells:
                 cell = {"method": method, "prompts": kind, "temperature": temperature, "batch_size": batch_size}
                 row = measure(llms, cell, args.rounds, args.max_tokens)
-                print(*cell.values(), row["of_best"], row["best"], row["speed_up"], row["acceptance_rate"], flush=True)
+                print(*cell.values(), row["of_best"], row["best"], row["speed_up"], flush=True)
                 record["rows"].append(row)
                 write(record, args.out)
     record["lowest"] = min(row["of_best"] for row in record["rows"])

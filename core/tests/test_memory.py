@@ -9,7 +9,7 @@ from hypothesis import given, strategies as st
 
 from specdec_core import CapacityError, EngineConfig, KVLayout, Plan, TargetInfo
 from specdec_core.contracts.kv import KVManagerSpec
-from specdec_core.engine import memory as memory_module
+from specdec_core.engine import memory as memory_module, step_memory
 from specdec_core.engine.memory import free_memory, plan_memory
 from specdec_core.models.meta_load import Outline
 from specdec_core.models.model import KVGroups
@@ -25,10 +25,10 @@ MIB = 2**20
 def plan(monkeypatch):
     """Return a function that plans memory for a device with free_bytes of free memory and twice as much in total."""
 
-    def make(free_bytes, *, draft=None, device=CPU, target_weight_bytes=0, max_model_len=64, **config):
+    def make(free_bytes, *, draft=None, device=CPU, target_weight_bytes=0, max_model_len=64, num_drafts=0, **config):
         monkeypatch.setattr(memory_module, "free_memory", lambda device: (free_bytes, 2 * free_bytes))
         config = EngineConfig(model="m", **{"max_num_seqs": 4, **config})
-        return planned(config, target(max_model_len, device, target_weight_bytes), draft or Plan())
+        return planned(config, target(max_model_len, device, target_weight_bytes), draft or Plan(), num_drafts)
 
     return make
 
@@ -36,10 +36,11 @@ def plan(monkeypatch):
 BYTES_PER_BLOCK = fields(KVManagerSpec).bytes_per_block.default
 
 
-def planned(config, target, draft):
+def planned(config, target, draft, num_drafts=0):
     layouts = [*target.kv_groups.layouts, *([draft.kv_layout] if draft.kv_layout else [])]
     draft_bytes = draft.kv_layout.bytes_per_token if draft.kv_layout else 0
-    return plan_memory(config, target, draft, BYTES_PER_BLOCK(None, layouts, config.block_size), draft_bytes)
+    bytes_per_block = BYTES_PER_BLOCK(None, layouts, config.block_size)
+    return plan_memory(config, target, draft, bytes_per_block, draft_bytes, num_drafts)
 
 
 def target(max_model_len, device, weight_bytes=0):
@@ -65,6 +66,27 @@ def test_memory_limits(plan):
 def test_on_a_gpu_a_part_of_the_whole_stays_free(plan):
     found = plan(100 * MIB, device=GPU, gpu_memory_utilization=0.75, target_weight_bytes=10 * MIB)
     assert found.kv_budget_bytes == (100 - 10 - 50) * MIB
+
+
+def test_a_gpu_has_room_for_the_largest_step(plan):
+    """Of 100 tokens of vocabulary: 4 bytes for each logit and 4 for each number that is made of it."""
+    bytes_per_row, config = 100 * 4 * (1 + step_memory.COPIES), {"max_num_seqs": 64, "max_num_batched_tokens": 256}
+    activations = 256 * 32 * 4 * step_memory.ACTIVATIONS
+    for num_drafts, num_rows in ((0, 64), (2, 192), (9, 256)):
+        found = plan(10 * MIB, device=GPU, gpu_memory_utilization=0.99, num_drafts=num_drafts, **config)
+        assert (found.step.num_rows, found.step.num_bytes) == (num_rows, activations + num_rows * bytes_per_row)
+        assert found.kv_budget_bytes == 10 * MIB - found.step.num_bytes
+    on_cpu = plan(10 * MIB, gpu_memory_utilization=0.99, num_drafts=9, **config)
+    assert on_cpu.kv_budget_bytes == int(9.9 * MIB)
+
+
+def test_too_little_memory_for_the_largest_step(plan):
+    with pytest.raises(CapacityError, match=r"rows of logits.*lower max_num_seqs, max_num_batched_tokens, or use a sm"):
+        plan(MIB, device=GPU, max_num_seqs=256)
+    with pytest.raises(CapacityError, match=r"512 rows of logits.*num_speculative_tokens, or use a smaller"):
+        plan(MIB, device=GPU, max_num_seqs=256, num_drafts=1)
+    with pytest.raises(CapacityError, match=r"The largest step takes about \d+ bytes: less with a lower max"):
+        plan(6 * MIB, device=GPU, max_num_seqs=64, max_num_batched_tokens=1024, max_model_len=8192)
 
 
 def test_drafts_cost_weights_cache_and_scratch(plan):

@@ -90,11 +90,13 @@ def _memory_lines(memory: MemoryPlan) -> list[tuple[str, str]]:
         per_token += f" ({memory.draft_kv_bytes_per_token} of them the draft's)"
     scratch = f"{counted(memory.scratch_slots, 'draft slot')} per request, {_size(memory.scratch_bytes)}"
     held = f"{memory.num_blocks} blocks of {memory.block_size} tokens, {_size(memory.kv_bytes)}"
+    step = memory.step
     full = f"{memory.num_full_requests} of max_model_len={memory.max_model_len} tokens at once"
     return [
         ("free memory", _size(memory.free_bytes)),
         ("target weights", _size(memory.target_weight_bytes)),
         ("draft weights", _size(memory.draft_weight_bytes)),
+        ("largest step", f"about {_size(step.num_bytes)}: {step.num_tokens} tokens, {step.num_rows} rows of logits"),
         ("left for KV", _size(memory.kv_budget_bytes)),
         ("KV", per_token),
         ("scratch", scratch if memory.scratch_slots else "none"),

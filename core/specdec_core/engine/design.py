@@ -68,7 +68,8 @@ class Design:
     def after_loading(self, target: Outline) -> Design:
         """Plan the memory again by what is free after the target's weights are loaded."""
         was = self.memory
-        memory = plan_memory(self.config, target, self.plan, was.bytes_per_block, was.draft_kv_bytes_per_token)
+        sizes = was.bytes_per_block, was.draft_kv_bytes_per_token
+        memory = plan_memory(self.config, target, self.plan, *sizes, self.num_speculative_tokens)
         return evolve(self, memory=memory)
 
     @property
@@ -77,7 +78,12 @@ class Design:
 
     @property
     def num_speculative_tokens(self) -> int:
-        return max((method.config.num_speculative_tokens for method in self.methods), default=0)
+        return most_draft_tokens(self.methods)
+
+
+def most_draft_tokens(methods: Sequence[Method]) -> int:
+    """Of a request in a step."""
+    return max((method.config.num_speculative_tokens for method in methods), default=0)
 
 
 def dry_run(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Design:
@@ -113,7 +119,8 @@ def make_design(
                 f"bytes_per_block returned {shown(bytes_per_block)}: give a whole number of bytes, 1 or more"
             )
     draft_kv_bytes = sum(layout.bytes_per_token for layout in layouts[len(target.kv_groups.layouts) :])
-    memory = plan_memory(config, target, plan, bytes_per_block, draft_kv_bytes)
+    num_draft_tokens = most_draft_tokens(methods)
+    memory = plan_memory(config, target, plan, bytes_per_block, draft_kv_bytes, num_draft_tokens)
     resolved = ops.resolve(offered, _contexts(target))
     return Design(config, target, methods, plan, memory, kv_spec, kv_options, resolved)
 

@@ -12,6 +12,7 @@ from attrs import frozen
 
 from specdec_core.config.engine import EngineConfig
 from specdec_core.contracts.proposer import Plan
+from specdec_core.engine.step_memory import StepMemory
 from specdec_core.errors import CapacityError
 from specdec_core.models.meta_load import Outline
 
@@ -30,6 +31,7 @@ class MemoryPlan:
 
     free_bytes: the device's free memory before the weights (`target_weight_bytes` and `draft_weight_bytes`) are loaded.
     kv_budget_bytes: the most memory that the KV cache may use after the weights are loaded.
+    step: the largest step, for which a GPU must have room beside the KV cache.
     scratch_slots: the number of KV-cache slots per request that a proposer may overwrite while it drafts. The first is
         the slot of the root (the request's last token).
     limited_by: the reason why num_blocks is not larger.
@@ -39,6 +41,7 @@ class MemoryPlan:
     target_weight_bytes: int
     draft_weight_bytes: int
     kv_budget_bytes: int
+    step: StepMemory
     bytes_per_block: int  # in all groups
     draft_kv_bytes_per_token: int
     block_size: int
@@ -73,7 +76,12 @@ class MemoryPlan:
 
 
 def plan_memory(
-    config: EngineConfig, target: Outline, plan: Plan, bytes_per_block: int, draft_kv_bytes: int = 0
+    config: EngineConfig,
+    target: Outline,
+    plan: Plan,
+    bytes_per_block: int,
+    draft_kv_bytes: int = 0,
+    num_speculative_tokens: int = 0,
 ) -> MemoryPlan:
     """Plan the KV cache: config.num_kv_blocks blocks if given, else as many as fit into free memory, but no more than
     the largest batch could use.
@@ -82,6 +90,7 @@ def plan_memory(
     plan: what all proposers together need from the engine.
     bytes_per_block: bytes of a block in all layer groups of the KV cache, computed by the KV manager.
     draft_kv_bytes: bytes per token in the KV cache of the draft models' own layers.
+    num_speculative_tokens: the most draft tokens of a request in a step.
 
     Raises CapacityError if the weights or the blocks do not fit, or if the blocks do not hold one request of
     max_model_len tokens.
@@ -89,7 +98,8 @@ def plan_memory(
     max_model_len, device = target.info.max_model_len, target.info.device
     free_bytes, total_bytes = free_memory(device)
     left_bytes = free_bytes - target.weight_bytes - plan.weight_bytes
-    kv_budget_bytes = _kv_budget(config.gpu_memory_utilization, left_bytes, total_bytes, device)
+    step = StepMemory.of(target.info, config, num_speculative_tokens)
+    kv_budget_bytes = _kv_budget(config.gpu_memory_utilization, left_bytes, total_bytes, step, device)
     # Nodes use slots of the request's later tokens; scratch may reach beyond the last of them.
     most = config.max_num_seqs * _blocks(max_model_len + max(0, plan.scratch_slots - 1), config.block_size)
     fitting = kv_budget_bytes // bytes_per_block
@@ -98,6 +108,7 @@ def plan_memory(
         target_weight_bytes=target.weight_bytes,
         draft_weight_bytes=plan.weight_bytes,
         kv_budget_bytes=kv_budget_bytes,
+        step=step,
         bytes_per_block=bytes_per_block,
         draft_kv_bytes_per_token=draft_kv_bytes,
         block_size=config.block_size,
@@ -107,11 +118,11 @@ def plan_memory(
         max_num_seqs=config.max_num_seqs,
         scratch_slots=plan.scratch_slots,
     )
-    _check(memory, left_bytes)
+    _check(memory, left_bytes, num_speculative_tokens, device)
     return memory
 
 
-def _check(memory: MemoryPlan, left_bytes: int) -> None:
+def _check(memory: MemoryPlan, left_bytes: int, num_speculative_tokens: int, device: torch.device) -> None:
     """Raise CapacityError if the plan does not fit. left_bytes: free memory after the weights are loaded."""
     if left_bytes < 0:
         weights = " and ".join(
@@ -124,6 +135,14 @@ def _check(memory: MemoryPlan, left_bytes: int) -> None:
             f"{'a smaller draft or none, ' if memory.draft_weight_bytes else ''}a smaller model or "
             f"another dtype, or free some"
         )
+    step = memory.step
+    if device.type == "cuda" and step.num_bytes > left_bytes:
+        fewer = ", num_speculative_tokens" if num_speculative_tokens else ""
+        raise CapacityError(
+            f"the largest step takes about {step.num_bytes} bytes, for {step.num_tokens} tokens and {step.num_rows} "
+            f"rows of logits, and the weights leave {left_bytes} of {memory.free_bytes} bytes free: lower "
+            f"max_num_seqs, max_num_batched_tokens{fewer}, or use a smaller model{' or draft' if fewer else ''}"
+        )
     needed = _blocks(memory.max_model_len, memory.block_size)
     if memory.num_blocks < needed:
         lower = "block_size" if memory.block_size > memory.max_model_len else "max_model_len"
@@ -131,7 +150,7 @@ def _check(memory: MemoryPlan, left_bytes: int) -> None:
         raise CapacityError(
             f"{memory.num_blocks} KV blocks of {memory.block_size} tokens ({memory.bytes_per_block} bytes each"
             f"{_draft_part(memory)}) do not hold one request of max_model_len={memory.max_model_len} tokens, which "
-            f"needs {needed}: lower {lower}, or raise {raised}"
+            f"needs {needed}: lower {lower}, or raise {raised}{_step_part(memory, device)}"
         )
     if memory.kv_bytes > left_bytes:
         raise CapacityError(
@@ -140,21 +159,32 @@ def _check(memory: MemoryPlan, left_bytes: int) -> None:
         )
 
 
+def _step_part(memory: MemoryPlan, device: torch.device) -> str:
+    """What else helps where the largest step takes room from the KV cache, for errors. Empty on a CPU."""
+    if device.type != "cuda":
+        return ""
+    return f". The largest step takes about {memory.step.num_bytes} bytes: less with a lower max_num_seqs"
+
+
 def _draft_part(memory: MemoryPlan) -> str:
     """What a draft has of each KV block, for errors. Empty if it has nothing."""
     num_bytes = memory.draft_kv_bytes_per_token * memory.block_size
     return f", {num_bytes} of them the draft's" if num_bytes else ""
 
 
-def _kv_budget(fraction: float | None, left_bytes: int, total_bytes: int, device: torch.device) -> int:
+def _kv_budget(
+    fraction: float | None, left_bytes: int, total_bytes: int, step: StepMemory, device: torch.device
+) -> int:
     """The most bytes that the KV cache may use. On a GPU: left_bytes - (1 - fraction) * total_bytes, which leaves room
-    for activations and other uses. On a CPU, which other programs share: fraction * left_bytes.
+    for the largest step and other uses, or less, where the step takes more than that. On a CPU, which other programs
+    share: fraction * left_bytes.
 
     fraction: gpu_memory_utilization; None: the default.
     left_bytes: free memory after the weights are loaded.
     """
     if device.type == "cuda":
-        return max(0, int(left_bytes - (1 - (fraction or FRACTION_OF_GPU_MEMORY)) * total_bytes))
+        room_bytes = max((1 - (fraction or FRACTION_OF_GPU_MEMORY)) * total_bytes, step.num_bytes)
+        return max(0, int(left_bytes - room_bytes))
     return max(0, int(left_bytes * (fraction or FRACTION_OF_CPU_MEMORY)))
 
 

@@ -1,0 +1,98 @@
+"""The memory that sampling and verification take for each logit, measured."""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import evolve
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from specdec_core import Draft, SamplingParams
+from specdec_core.contracts.draft import DraftTree
+from specdec_core.engine.step_memory import COPIES
+from specdec_core.sampling.process import process_logits
+from specdec_core.sampling.random import CounterRandom
+from specdec_core.verifiers.block import BlockVerifier
+from specdec_core.verifiers.chosen import ChosenVerifier
+from specdec_core.verifiers.rejection import RejectionVerifier
+from specdec_core.verifiers.traversal import TraversalVerifier
+
+VOCAB, BATCH = 6000, 4
+
+
+class Counting(TorchDispatchMode):
+    """Counts the bytes of all tensors that are made in it and still live, and the most that there were at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live_bytes = self.most_bytes = 0
+        self._views: Counter[int] = Counter()  # tensors of each storage
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        given = {
+            each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)
+        }
+        for each in tree_leaves(result):
+            if isinstance(each, torch.Tensor):
+                self._count(each, given)
+        return result
+
+    def _count(self, tensor: torch.Tensor, given: set[int]) -> None:
+        key, size = tensor.untyped_storage()._cdata, tensor.untyped_storage().nbytes()
+        if key in given and key not in self._views:
+            return  # of the caller's
+        if not self._views[key]:
+            self.live_bytes += size
+            self.most_bytes = max(self.most_bytes, self.live_bytes)
+        self._views[key] += 1
+        weakref.finalize(tensor, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._views[key] -= 1
+        if not self._views[key]:
+            del self._views[key]
+            self.live_bytes -= size
+
+
+def sampled(parents: tuple[int, ...]) -> Draft:
+    """A tree of sampled tokens for each request. Siblings are drawn from one row of q."""
+    draft = Draft.from_trees([DraftTree([*range(len(parents))], [*parents])] * BATCH)
+    each = np.unique(parents, return_inverse=True)[1]
+    num_rows = int(each.max()) + 1
+    q_rows = (each + num_rows * np.arange(BATCH)[:, None]).ravel()
+    q = torch.rand(BATCH * num_rows, VOCAB).softmax(-1)
+    return evolve(draft, q=q, q_rows=torch.from_numpy(q_rows.astype(np.int32)))
+
+
+CHAIN, TREE = (-1, 0, 1, 2), (-1, -1, 0, 0, 1, 2)
+CASES = {
+    "block": (BlockVerifier, CHAIN),
+    "traversal": (TraversalVerifier, TREE),
+    "traversal of chains": (TraversalVerifier, CHAIN),
+    "rejection": (RejectionVerifier, TREE),
+    "chosen": (ChosenVerifier, TREE),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.9, "min_p": 0.01}], ids=["plain", "truncated"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_step_takes_no_more_than_is_planned(name: str, truncation: dict[str, Any], dtype: torch.dtype) -> None:
+    verifier, parents = CASES[name]
+    draft = sampled(parents)
+    layout, params = draft.host_layout, [SamplingParams(temperature=0.8, **truncation)] * BATCH
+    logits = torch.randn(len(layout.row_requests), VOCAB).to(dtype)
+    counting = Counting()
+    with torch.inference_mode(), counting:
+        processed = process_logits(logits, layout.row_requests, params)
+        random = CounterRandom(np.arange(BATCH).tolist(), torch.full((BATCH,), 9))
+        verifier().verify(processed, draft, random)
+    copies = counting.most_bytes / 4 / logits.numel()
+    assert 1 < copies < COPIES

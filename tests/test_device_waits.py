@@ -73,6 +73,47 @@ def decoded(device: str, config: dict[str, Any] | None, params: list[SamplingPar
     return tokens, counts
 
 
+def doubled(logits: Any, token_ids: Any) -> Any:
+    return 2 * logits
+
+
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "logprobs": {"logprobs": 2},
+    "penalties": {"repetition_penalty": 1.2, "frequency_penalty": 0.3},
+    "masks": {"logit_bias": {5: 1.0}, "min_tokens": 9, "stop_token_ids": [7], "bad_words": ["self"]},
+    "processors": {"logits_processors": [doubled]},
+    "truncation": {"top_k": 30, "top_p": 0.9, "min_p": 0.01},
+}
+
+
+@pytest.mark.parametrize("method", ["plain", "suffix", "eagle3"])
+@pytest.mark.parametrize("kind", PARAMETERS)
+def test_sampling_parameters_wait_once_at_most(kind: str, method: str) -> None:
+    config = None
+    if method != "plain":
+        config = {"method": method, "adaptive_draft_length": False, **(ON_HOST | ON_DEVICE)[method]}
+    params = [
+        SamplingParams(temperature=0.7, seed=seed, max_tokens=16, ignore_eos=True, **PARAMETERS[kind])
+        for seed in range(3)
+    ]
+    tokens, counts = decoded("cuda", config, params)
+    assert len(counts) > 1
+    assert max(counts) <= (2 if method in ON_DEVICE else 1) + (kind in ("logprobs", "processors"))
+    assert tokens == decoded("cpu", config, params)[0]
+
+
+def test_several_methods_wait_no_more_than_one() -> None:
+    config = {
+        "method": [{"method": "suffix", **ON_HOST["suffix"]}, {"method": "eagle3", **ON_DEVICE["eagle3"]}],
+        "adaptive_draft_length": False,
+    }
+    params = [SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)] * 3
+    tokens, counts = decoded("cuda", config, params)
+    assert len(counts) > 1
+    assert max(counts) <= 2
+    assert tokens == decoded("cpu", config, params)[0]
+
+
 @pytest.mark.parametrize(("temperature", "is_seeded"), [(0.0, True), (1.0, True), (1.0, False)])
 @pytest.mark.parametrize("number", [4, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("method", ["plain", *ON_HOST, *ON_DEVICE])

@@ -28,7 +28,7 @@ from wrong_histories import (
 from specdec_core import Draft, DraftTree, SamplingParams
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.engine.request_checks import make_constraints
-from specdec_core.sampling.constraints import ConstrainedRows, Constraints
+from specdec_core.sampling.constraints import ConstrainedRows, Constraints, why_not_finite
 from specdec_core.sampling.process import process_logits
 
 VOCAB = 9
@@ -288,7 +288,7 @@ def test_what_is_wrong_with_a_processor_is_said(processor: Any, says: str) -> No
     assert constraints is not None
     processed = process_logits(torch.zeros(1, VOCAB), draft.host_layout.row_requests, [params], constraints)
     assert processed.isnan().all()
-    fault = str(constraints.constraints[0].fault)
+    fault = why_not_finite(constraints.constraints[0])
     assert re.search(says, fault)
     assert "<lambda>" in fault or "logits processors" in fault
 

@@ -20,8 +20,8 @@ Patch = pytest.MonkeyPatch
 def paths_become(patch: Patch, change: Callable[[Any, torch.Tensor], torch.Tensor]) -> None:
     class Wrong(Paths):
         @property
-        def token_ids(self) -> torch.Tensor:
-            return change(self.draft, Paths(self.draft).token_ids)
+        def host_token_ids(self) -> np.ndarray:
+            return change(self.draft, torch.from_numpy(Paths(self.draft).host_token_ids)).numpy()
 
     patch.setattr("specdec_core.sampling.constraints.Paths", Wrong)
 

@@ -24,6 +24,7 @@ class Constraints:
 
     fault: the error message if a custom logits processor failed in the latest step, on the logits after the request's
         last token; else None.
+    leaves_any: bool [], on the device: whether the processors left a token possible there; None: they did not run.
     token_counts: counts for penalties, by the index of the first token that counts. Made when they are first needed.
     history: makes the token ids that custom logits processors get.
     """
@@ -36,6 +37,7 @@ class Constraints:
     bias_ids: np.ndarray  # int64 [n]   all different
     bias_values: np.ndarray  # float64 [n]
     fault: str | None = None
+    leaves_any: torch.Tensor | None = field(default=None, repr=False)
     token_counts: dict[int, TokenCounts] = field(factory=dict, repr=False)
     history: History = field(factory=History, repr=False)
 
@@ -71,6 +73,10 @@ def why_not_finite(constraints: Constraints | None) -> str:
     """The error message for a request that fails because its logits were not finite."""
     if constraints is None:
         return "the target's logits were not finite"
+    if constraints.fault is None and constraints.leaves_any is not None and not constraints.leaves_any:
+        return (
+            "the logits processors returned NaN, or +inf, or -inf for every token: at least one token must be possible"
+        )
     return constraints.fault or "the target's logits were not finite, or the sampling parameters left no token possible"
 
 
@@ -95,18 +101,22 @@ class Paths:
     draft: Draft
 
     @cached_property
-    def token_ids(self) -> torch.Tensor:
+    def host_token_ids(self) -> np.ndarray:
         """int64 [num_rows, max_depth]   the token ids of each row's path, the row's own first, padded with -1. A row
         without a draft token (the root's) and rows of dead (padding) nodes have only -1."""
-        layout = self.draft.layout
-        own = torch.full_like(layout.up, -1)
-        own[layout.node_rows] = self.draft.token_ids.masked_fill(~layout.is_alive, -1)
-        rows = torch.arange(len(own), device=own.device)
-        path = torch.empty((len(own), self.draft.max_depth), dtype=torch.int64, device=own.device)
+        layout = self.draft.host_layout
+        own, rows = np.full_like(layout.up, -1), np.arange(len(layout.up))
+        own[layout.node_rows] = np.where(layout.is_alive, self.draft.host_token_ids, -1)
+        path = np.empty((len(own), self.draft.max_depth), dtype=np.int64)
         for depth in range(self.draft.max_depth):
             path[:, depth] = own[rows]
             rows = layout.up[rows]
         return path
+
+    @cached_property
+    def token_ids(self) -> torch.Tensor:
+        """The same on the device."""
+        return upload(self.host_token_ids, self.draft.token_ids.device)
 
 
 @frozen(eq=False)

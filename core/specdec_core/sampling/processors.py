@@ -12,24 +12,33 @@ from specdec_core.sampling.constraints import ConstrainedRows
 
 
 def run_processors(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """Run each request's custom logits processors on its rows, in place, row by row. If a processor fails, the row
-    becomes NaN, and the request fails if verification accepts the tokens up to that row. Dead (padding) nodes and rows
-    that are not finite are skipped."""
+    """Run each request's custom logits processors on its rows, in place, row by row. If a processor fails, or leaves no
+    token possible, the row becomes NaN, and the request fails if verification accepts the tokens up to that row. Dead
+    (padding) nodes and rows that are not finite are skipped. On a GPU the host waits once, to know the latter."""
     is_root = np.diff(rows.owners, prepend=-1) > 0
-    depths = rows.depths.tolist()
-    paths = rows.path.cpu().numpy()
+    depths, ran = rows.paths.draft.host_layout.row_depths, list[int]()
     is_finite = logits[rows.rows].amax(dim=1).isfinite().tolist()
     for position, (row, owner) in enumerate(zip(rows.host_rows.tolist(), rows.owners.tolist(), strict=True)):
-        depth, constraints = depths[position], rows.constraints[owner]
-        if not is_finite[position] or (depth == 0 and not is_root[position]):
+        constraints = rows.constraints[owner]
+        if not is_finite[position] or (depths[row] == 0 and not is_root[position]):
             continue
-        known, path = rows.requests[owner].token_ids, paths[position, :depth][::-1]
+        known, path = rows.requests[owner].token_ids, rows.paths.host_token_ids[row, : depths[row]][::-1]
         # No variable holds the history, so that its buffer is free again after the call.
         fault = _process(logits[row], constraints.params.logits_processors, constraints.history.of(known, path))
         if is_root[position]:
-            constraints.fault = fault
-        if fault is not None:
+            constraints.fault, constraints.leaves_any = fault, None
+        if fault is None:
+            ran.append(position)
+        else:
             logits[row] = torch.nan
+    if ran:
+        at = rows.to_device(rows.host_rows[ran])
+        processed = logits.index_select(0, at)
+        leaves_any = processed.amax(dim=1).isfinite()
+        logits.index_copy_(0, at, processed.masked_fill_(~leaves_any.unsqueeze(1), torch.nan))
+        for position, leaves in zip(ran, leaves_any, strict=True):
+            if is_root[position]:
+                rows.constraints[rows.owners[position]].leaves_any = leaves
 
 
 def _process(logits: torch.Tensor, processors: Sequence[LogitsProcessor], history: np.ndarray) -> str | None:
@@ -50,9 +59,6 @@ def _process(logits: torch.Tensor, processors: Sequence[LogitsProcessor], histor
         logits.copy_(processed)
     except Exception as error:  # a tensor without data, such as those of the device "meta"
         return f"logits processor {name} returned a tensor that cannot be read: {_described(error)}"
-    if not logits.amax().isfinite():
-        fault = "the logits processors returned NaN, or +inf, or -inf for every token"
-        return f"{fault}: at least one token must be possible"
     return None
 
 

@@ -289,8 +289,8 @@ def test_keywords(keywords: dict[str, Any], error: type[Exception], says: str) -
 
 NUMBERS = (0, -1, 2.5, 5.0, NAN, INF, True, "5", [5], 2**16 + 1, 2**70)
 SPECULATION = [
-    ("ngram", ConfigError, "speculative_config='ngram' must be a dict such as"),
-    ([("method", "ngram")], ConfigError, "must be a dict such as"),
+    (7, ConfigError, "speculative_config=7 must be the name of a method, or a dict such as"),
+    ([("method", "ngram")], ConfigError, "or a dict such as"),
     ({}, ConfigError, r"names no method \(method=None\): give one that `spec-decode plugins` lists"),
     ({"metod": "medusa"}, ConfigError, "names no method, but has a key 'metod': did you mean 'method'?"),
     ({"modle": "x", "draft": 1}, ConfigError, "names no method, but has a key 'modle': did you mean 'model'?"),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from specdec_core import LLM, ConfigError, Engine, EngineConfig, Plugins, SamplingParams, SpeculativeConfig
+from specdec_core import LLM, ConfigError, Engine, EngineConfig, PluginError, Plugins, SamplingParams, SpeculativeConfig
 from specdec_core.api.arguments import dry_run, prepare
 from specdec_model_tiny import model_path
 
@@ -84,6 +84,16 @@ def test_an_engine_of_keywords_is_that_of_the_dict() -> None:
 def test_wrong_keys_are_refused(keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         completed(SpeculativeConfig(**keys))
+
+
+def test_the_name_of_a_method_is_enough() -> None:
+    given: tuple[Any, ...] = ("ngram", {"method": "ngram"})
+    by_name, by_dict = (dry_run("tiny", speculative_config=config).speculative for config in given)
+    assert by_name is not None
+    assert by_dict is not None
+    assert by_name.compute_hash() == by_dict.compute_hash()
+    with pytest.raises(PluginError, match=r"'ngramm'.*Did you mean 'ngram'"):
+        dry_run("tiny", speculative_config="ngramm")
 
 
 def test_every_key_is_an_attribute() -> None:

@@ -196,7 +196,7 @@ def process(checkpoint, bigram_site):
 def test_interrupt(process):
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (130, b"\n")
+    assert (process.returncode, errors) == (130, b"\ninterrupted\n")
 
 
 def test_closed_pipe(process):

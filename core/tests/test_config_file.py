@@ -82,6 +82,11 @@ def test_yaml_may_share_parts(load_text):
     assert load_text(".yaml", text)["model"] == {"method": "bigram", "num_speculative_tokens": 3}
 
 
+def test_a_missing_file_is_not_blamed_for_its_suffix(tmp_path):
+    with pytest.raises(ConfigError, match="nope' cannot be read: No such file"):
+        load_config_file(tmp_path / "nope")
+
+
 def test_keys_are_those_of_llm():
     own = {p.name for p in inspect.signature(LLM).parameters.values() if p.kind is not p.VAR_KEYWORD}
     assert own - {"plugins"} <= KEYS

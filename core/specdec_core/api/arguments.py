@@ -165,7 +165,10 @@ def speculative_mapping(mapping: Any, names_method: Callable[[str], bool] = lamb
     if isinstance(mapping, SpeculativeConfig):
         mapping = mapping.as_mapping()
     if not isinstance(mapping, Mapping):
-        raise ConfigError(f"speculative_config={shown(mapping)} must be a dict such as {{'method': 'ngram', ...}}")
+        raise ConfigError(
+            f"speculative_config={shown(mapping)} must be the name of a method, or a dict such as "
+            f"{{'method': 'ngram', ...}}"
+        )
     plain = dict(mapping)
     method, model = unbracketed(plain.get("method")), plain.get("model")
     if bracketed(model) or (isinstance(model, str) and names_method(model)):

@@ -30,8 +30,8 @@ class LLM:
     """A causal language model with speculative decoding, with vLLM's parameter names.
 
     model: a folder, a name on the model hub, or the name of a model that is installed as a Python package ("tiny").
-    speculative_config: a `SpeculativeConfig`, or a flat dict with the same keys. For several methods at once, its
-        `method` is a list of names, and of dicts with the keys of one method. None: plain decoding.
+    speculative_config: a `SpeculativeConfig`, a flat dict with the same keys, or just the name of a method. For several
+        methods at once, `method` is a list of names, and of dicts with the keys of one method. None: plain decoding.
     plugins: the plugins to use, as `Plugins.load` returns them. None: all installed plugins.
 
     All other keywords are those of `EngineConfig`. Only one thread at a time may use an LLM. `generate` may be called
@@ -45,7 +45,7 @@ class LLM:
         *,
         tokenizer: str | Path | None = None,
         skip_tokenizer_init: bool = False,
-        speculative_config: Mapping[str, Any] | SpeculativeConfig | Sequence[SpeculativeConfig] | None = None,
+        speculative_config: str | Mapping[str, Any] | SpeculativeConfig | Sequence[SpeculativeConfig] | None = None,
         plugins: Plugins | None = None,
         **engine_config: Any,
     ) -> None:

@@ -18,11 +18,14 @@ def one_per_method(given: Any, plugins: Plugins) -> list[Any]:
     one method.
 
     given: speculative_config as the user wrote it. Its `method` may be a list, whose entries are names, or dicts with
-        the keys of one method. Other keys belong to each method that has them. Or a list of the configs themselves.
+        the keys of one method. Other keys belong to each method that has them. Or a list of the configs themselves, or
+        just the name of a method.
 
     Raises ConfigError.
     """
-    listed = isinstance(given, Sequence) and not isinstance(given, str)
+    if isinstance(given, str):
+        return [{"method": given}]
+    listed = isinstance(given, Sequence)
     entries: Any = given if listed else given.get("method") if isinstance(given, Mapping) else None
     if not isinstance(entries, Sequence) or isinstance(entries, str):
         return [given]

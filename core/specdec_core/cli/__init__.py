@@ -77,7 +77,7 @@ class LazyGroup(click.Group):
                 click.echo(printable(f"error: {error}"), err=True)
                 ctx.exit(1)
             except KeyboardInterrupt:
-                click.echo(err=True)
+                click.echo("\ninterrupted", err=True)
                 ctx.exit(INTERRUPTED)
 
     def _hint(self, ctx: click.Context, error: SpecdecError) -> str:

@@ -40,7 +40,7 @@ def load_config_file(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     name, suffix = f"config file {str(path)!r}", path.suffix.lower()
-    if suffix not in _PARSERS:
+    if suffix not in _PARSERS and path.exists():
         raise ConfigError(f"{name} has no known suffix: allowed are {', '.join(sorted(_PARSERS))}")
     try:
         text = path.read_text(encoding="utf-8-sig")

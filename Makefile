@@ -21,13 +21,15 @@ setup: $(VENV)/.installed
 
 # torch comes first and alone: with the packages' wider range in view, pip may pass over a CPU build that pip's own
 # configuration offers, and fetch gigabytes of CUDA.
-$(VENV)/.installed: constraints.txt requirements-dev.txt $(PROJECTS)
+$(VENV)/.installed: constraints.txt requirements-dev.txt requirements-oldest.txt $(PROJECTS)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, not " \
 		+ sys.version.split()[0] + ": name one, as in make PYTHON=python3.11")'
 	$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check $$(grep '^torch==' constraints.txt)
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -r requirements-dev.txt \
 		$(addprefix -e ,$(PACKAGES))
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --upgrade --target $(VENV)/oldest \
+		-r requirements-oldest.txt
 	touch $@
 
 demo: setup

@@ -17,7 +17,7 @@ from llvmlite import binding
 
 import specdec_kernels
 from specdec_core import KVLayout, OpsContext, Plugins, compiled
-from specdec_core.ops import REFERENCE, resolve
+from specdec_core.ops import OUTSIDE_OF_LAYERS, REFERENCE, resolve
 from specdec_kernels.cpu import OPS, lanes
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 def test_it_is_found_as_a_plugin() -> None:
     assert entry_points(group="specdec")["kernels"].load() is specdec_kernels
-    assert set(specdec_kernels.specdec_ops("cpu").ops) == set(REFERENCE) - {"draw", "likeliest"}
+    assert set(specdec_kernels.specdec_ops("cpu").ops) == set(REFERENCE) - set(OUTSIDE_OF_LAYERS)
     assert specdec_kernels.specdec_ops("mps") is None
 
 
@@ -42,7 +42,7 @@ def resolved(dtype: torch.dtype, dtype_of_cache: torch.dtype) -> dict:
 @pytest.mark.parametrize("dtype", lanes.NEEDED, ids=str)
 def test_it_is_used_for_the_types_that_it_takes(dtype: torch.dtype) -> None:
     needing = () if lanes.is_supported(dtype) else ("pack_linear", "fuse_layers")
-    assert resolved(dtype, dtype) == OPS | {name: REFERENCE[name] for name in ("draw", "likeliest", *needing)}
+    assert resolved(dtype, dtype) == OPS | {name: REFERENCE[name] for name in (*OUTSIDE_OF_LAYERS, *needing)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)

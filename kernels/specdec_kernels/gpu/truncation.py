@@ -51,11 +51,11 @@ def _truncate(logits_at, parameters_at, processed_at, stride, num_columns, num_r
     lowest = _rank(tl.where(is_sound, most, 0.0) + tl.where(is_greedy, 0.0, log_min_p))  # that stays
     num_last = tl.where(is_greedy, 1, BEYOND)  # the most tokens of this rank that stay
     if is_cut & (top_k > 0):
-        found = _found(logits_at, divisor, num_columns, lowest, most, top_k, False, BLOCK)
+        found = _found(logits_at, divisor, num_columns, most, top_k, False, BLOCK)
         lowest = tl.where(found > lowest, found, lowest)
     if is_cut & (top_p < 1):
         needed = top_p * _weight(logits_at, divisor, num_columns, lowest, most, BLOCK)
-        found = _found(logits_at, divisor, num_columns, lowest, most, needed, True, BLOCK)
+        found = _found(logits_at, divisor, num_columns, most, needed, True, BLOCK)
         lowest = tl.where(found > lowest, found, lowest)
         needed -= _weight(logits_at, divisor, num_columns, lowest + 1, most, BLOCK)
         each = tl.exp(_number(lowest) - most).to(tl.float64)
@@ -85,12 +85,12 @@ def _block(logits_at, divisor, first, num_columns, BLOCK: tl.constexpr):
 @triton.jit
 def _rank(number):
     bits = tl.where(number == 0, 0.0, number).to(tl.uint32, bitcast=True)  # two zeros are equal
-    return tl.where(bits >> 31 == 0, bits | 0x80000000, ~bits)
+    return tl.where(bits >> 31 == 0, bits | 0x80000000, bits ^ 0xFFFFFFFF)
 
 
 @triton.jit
 def _number(rank):
-    bits = tl.where(rank >> 31 == 1, rank & 0x7FFFFFFF, ~rank)
+    bits = tl.where(rank >> 31 == 1, rank & 0x7FFFFFFF, rank ^ 0xFFFFFFFF)
     return bits.to(tl.float32, bitcast=True)
 
 
@@ -118,9 +118,8 @@ def _weight(logits_at, divisor, num_columns, lowest, most, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def _found(logits_at, divisor, num_columns, lowest, most, needed, BY_PROBABILITY: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest rank so that tokens of this rank and above are `needed` many or likely. Only those from rank `lowest`
-    on count. 0 if all of them are less."""
+def _found(logits_at, divisor, num_columns, most, needed, BY_PROBABILITY: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest rank so that tokens of this rank and above are `needed` many or likely; 0 if all of them are less."""
     digit = tl.arange(0, NUM_DIGITS).to(tl.uint32)
     found = tl.zeros([1], tl.uint32)
     for i in tl.static_range(8):
@@ -128,10 +127,9 @@ def _found(logits_at, divisor, num_columns, lowest, most, needed, BY_PROBABILITY
         sums = tl.zeros([NUM_DIGITS], tl.float64)
         for first in range(0, num_columns, BLOCK):
             column, logit, rank = _block(logits_at, divisor, first, num_columns, BLOCK)
-            weight = (column < num_columns).to(tl.float32)
+            weight = (column < num_columns).to(tl.float64)
             if BY_PROBABILITY:
-                weight = tl.exp(logit - most)
-            weight = tl.where(rank >= lowest, weight, 0.0).to(tl.float64)
+                weight = tl.exp(logit - most).to(tl.float64)
             sums += tl.sum(tl.where(rank[:, None] >= possible[None, :], weight[:, None], 0.0), axis=0)
         reached = tl.where(sums >= needed, digit, 0).to(tl.int32)
         found = found | (tl.max(reached).to(tl.uint32) << (28 - 4 * i))

@@ -70,6 +70,16 @@ def test_top_p_counts_what_is_left() -> None:
     assert found[0].isfinite().nonzero().flatten().tolist() == [100, 101]
 
 
+def test_the_first_of_equal_tokens_stay() -> None:
+    equal = torch.full((3, 2 * BLOCK + 88), 3.0)
+    found, expected = both(equal, (1.0, 0.0, 0, 0.5), (0.0, 0.0, 0, 1.0), (1.0, 0.0, 7, 0.001))
+    assert torch.equal(found, expected)
+    assert found.isfinite().sum(1).tolist() == [BLOCK + 44, 1, 1]
+    exact = torch.full((1, 9), -INF)
+    exact[0, 2:6] = 1.0
+    assert both(exact, (1.0, 0.0, 0, 0.5))[0].isfinite().nonzero()[:, 1].tolist() == [2, 3]
+
+
 @pytest.mark.parametrize("top_p", [1e-9, 1 - 2**-24, 1 - 2**-53])
 def test_extreme_top_p(top_p: float) -> None:
     logits = torch.tensor([[0.0, -1, -200, -INF, -2], [3, 3, 3, 3, 3]])
@@ -88,7 +98,7 @@ def test_equal_zeros_and_impossible_tokens() -> None:
 @pytest.mark.parametrize("rows", [(0.0, 0, 0, 1.0), (1.0, 0.1, 3, 0.5)])
 def test_rows_that_are_not_sound_stay_so(rows: tuple[float, float, int, float]) -> None:
     logits = torch.zeros(4, BLOCK + 5)
-    logits[0, 2] = logits[1, BLOCK + 1] = NAN
+    logits[0, 2], logits[1, BLOCK + 1] = NAN, -torch.tensor(NAN)  # whose sign differs
     logits[2, 4] = INF
     logits[3] = -INF
     found, _ = both(logits, *[rows] * 4)

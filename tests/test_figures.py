@@ -272,22 +272,20 @@ def test_records_say_what_was_repeated(
 def test_fixed_numbers_are_shown() -> None:
     ngram = {"default": 1.204, "1": 1.1, "3": 1.25, "8": 0.7}
     eagle = {"default": 1.0, "1": 0.9, "3": 0.8, "8": 0.5}
-    rates = {"default": 0.8, "1": 0.7, "3": 0.456, "8": 0.1}
     record = {
         **MACHINE,
         "rows": [
-            {"method": "ngram"} | cell("code", 0.0, 1, speed_up=ngram, best=3, of_best=0.963, acceptance_rate=rates),
-            {"method": "eagle3"}
-            | cell("text", 0.5, 64, speed_up=eagle, best=1, of_best=1.111, acceptance_rate=rates | {"3": None}),
+            {"method": "ngram"} | cell("code", 0.0, 1, speed_up=ngram, best=3, of_best=0.963),
+            {"method": "eagle3"} | cell("text", 0.5, 64, speed_up=eagle, best=1, of_best=1.111),
         ],
     }
     assert budget_tables.fixed_numbers(record).splitlines() == [
         ABOUT,
         "",
-        "| drafts | prompts |  | default | best fixed number | default / best | acceptance rate of 3 |",
-        "|---|---|---|---|---|---|---|",
-        "| `ngram` | new code | greedy, batch 1 | 1.20 | 1.25 (3) | 0.96 | 46% |",
-        "| `eagle3` | articles | temperature 0.5, batch 64 | 1.00 | 0.90 (1) | 1.11 | - |",
+        "| drafts | prompts |  | default | best fixed number | default / best |",
+        "|---|---|---|---|---|---|",
+        "| `ngram` | new code | greedy, batch 1 | 1.20 | 1.25 (3) | 0.96 |",
+        "| `eagle3` | articles | temperature 0.5, batch 64 | 1.00 | 0.90 (1) | 1.11 |",
     ]
 
 

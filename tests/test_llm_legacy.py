@@ -14,6 +14,7 @@ from specdec_core import LLM, ConfigError, SamplingParams, SpeculativeConfig
 from specdec_core.api import old_vllm_arguments
 from specdec_core.api.arguments import prepare
 from specdec_core.api.old_vllm_arguments import OLD_KEYS, without_old_keys
+from specdec_core.budget.budget import Budget
 from specdec_core.config.verifiers import TypicalConfig
 from specdec_core.errors import SpecdecError
 from specdec_model_tiny import model_path
@@ -116,8 +117,9 @@ def test_what_cannot_be_translated(keywords: dict[str, Any], message: str) -> No
 
 
 @pytest.mark.parametrize("method", ["draft_model", "eagle", "eagle3"])
-def test_a_draft_checkpoint_tells_its_method(method: str) -> None:
+def test_a_draft_checkpoint_tells_its_method(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old keywords with a draft and no number run. So does the dict in the warning: it gives the same options."""
+    monkeypatch.setattr(Budget, "_choose", lambda self, rows, limits, so_far: limits)  # whatever drafting costs here
     settings = {"dtype": "float32", "max_model_len": 64, "num_kv_blocks": 8}
     old = {"speculative_model": str(Path(model_path(), "drafts", method)), "speculative_draft_tensor_parallel_size": 1}
     with pytest.warns(DeprecationWarning, match="speculative_model") as caught:

@@ -96,7 +96,7 @@ def test_the_metrics_of_trees_are_by_depth(is_wrong, monkeypatch):
                 self.accepted_per_pos[depth] -= 1
 
         monkeypatch.setattr(DraftCounts, "add", only_the_deepest)
-    with LLM("tiny", dtype="float32", max_model_len=128, speculative_config={"method": "eagle"}) as llm:
+    with LLM("tiny", dtype="float32", max_model_len=128, speculative_config={"method": "eagle", **FIXED}) as llm:
         expected = accepted_by_depth(llm)
         values = {metric.name: metric.value for metric in llm.get_metrics()}
     assert expected[2] > 0

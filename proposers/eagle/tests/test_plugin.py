@@ -72,7 +72,7 @@ def test_a_target_whose_logits_are_no_such_products_has_the_heads_tokens_alone(t
         write_specforge(tmp_path / "head", SIZES, shape=Shape(draft_vocab_size=20)),
         lambda config, tensors: config.update(output_is_target_feature=True),
     )
-    config = {"method": "eagle3", "model": str(aligned)}
+    config = {"method": "eagle3", "model": str(aligned), "adaptive_draft_length": False}
     prompts, params = [{"prompt_token_ids": [3, 5]}], SamplingParams(temperature=0, max_tokens=8)
     with LLM(tmp_path / "target", speculative_config=config, **SETTINGS) as llm:
         (output,) = llm.generate(prompts, params, use_tqdm=False)

@@ -57,7 +57,7 @@ def test_a_stopped_draft_is_the_upper_part(write, options, tmp_path, monkeypatch
 
     monkeypatch.setattr(EagleProposer, "propose", propose_twice)
     target = tiny_target(tmp_path / "target", num_hidden_layers=6)
-    config = {"model": str(write(tmp_path / "head", SIZES).folder), **options}
+    config = {"model": str(write(tmp_path / "head", SIZES).folder), "adaptive_draft_length": False, **options}
     llm = LLM(str(target), dtype="float32", num_kv_blocks=64, skip_tokenizer_init=True, speculative_config=config)
     prompts = [{"prompt_token_ids": [3, *range(n)]} for n in (1, 5, 20)]
     llm.generate(prompts, SamplingParams(temperature=0, max_tokens=12), use_tqdm=False)

@@ -98,6 +98,7 @@ def test_heads_tell_their_method(name, target, tmp_path):
 @pytest.mark.parametrize("name", ["medusa-vicuna-7b-v1.3", OF_THE_TARGET, "vLLM, some tokens of all"])
 def test_outputs_are_those_of_plain_decoding(name, target, tmp_path):
     given = {"method": "medusa", "model": written(tmp_path, LAYOUTS[name]), "draft_tensor_parallel_size": 1}
+    given["adaptive_draft_length"] = False
     prompts = [{"prompt_token_ids": [3, 5]}, {"prompt_token_ids": [7]}]
     outputs = []
     for config in (None, given, given | {"medusa_choices": CHOICES}, given | {"draft_sample_method": "probabilistic"}):

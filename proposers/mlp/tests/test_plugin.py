@@ -16,6 +16,7 @@ from mlp_reference import random_weights
 
 from specdec_core import LLM, CompatibilityError, ConfigError, Plan, SamplingParams
 from specdec_core.api.arguments import dry_run
+from specdec_core.budget.budget import Budget
 from specdec_proposer_mlp import MLPSpeculatorConfig
 from specdec_testing import tiny_target
 
@@ -93,7 +94,7 @@ def test_a_speculator_tells_its_method(case, file, tied_storage, target, tmp_pat
 
 
 def test_outputs_are_those_of_plain_decoding(target, tmp_path):
-    given = {"model": written(tmp_path), "draft_tensor_parallel_size": 1}
+    given = {"model": written(tmp_path), "draft_tensor_parallel_size": 1, "adaptive_draft_length": False}
     prompts, params = [{"prompt_token_ids": [3, 5]}, {"prompt_token_ids": [7]}], GREEDY
     outputs = []
     for config in (None, given, given | {"n_candidates": 5}, given | {"speculative_token_tree": TREE}):
@@ -104,8 +105,9 @@ def test_outputs_are_those_of_plain_decoding(target, tmp_path):
     assert outputs.count(outputs[0]) == len(outputs)
 
 
-def test_the_keywords_of_older_vllm_find_the_method(target, tmp_path):
+def test_the_keywords_of_older_vllm_find_the_method(target, tmp_path, monkeypatch):
     """speculative_model without a method and without a number of tokens."""
+    monkeypatch.setattr(Budget, "_choose", lambda self, rows, limits, so_far: limits)  # whatever drafting costs here
     settings = {"dtype": "float32", "num_kv_blocks": 64, "skip_tokenizer_init": True}
     old = {"speculative_model": written(tmp_path), "speculative_draft_tensor_parallel_size": 1}
     prompt = {"prompt_token_ids": [3, 5]}

@@ -33,7 +33,7 @@ def test_a_corpus_becomes_a_cache_that_drafts(tmp_path: Path):
 
     from specdec_core import LLM, SamplingParams
 
-    config = {"method": "suffix", "suffix_decoding_cache_path": str(out)}
+    config = {"method": "suffix", "suffix_decoding_cache_path": str(out), "adaptive_draft_length": False}
     with LLM("tiny", dtype="float32", speculative_config=config) as llm:
         (output,) = llm.generate("def add(left, right):\n", SamplingParams(max_tokens=8, temperature=0), use_tqdm=False)
         assert output.speculation.num_drafts > 0

@@ -13,7 +13,7 @@ from specdec_core.budget import rates
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.nodes import Nodes, without
-from specdec_core.budget.survival import Past, Survival
+from specdec_core.budget.survival import ANY, LEVELS, Past, Survival
 from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.engine.draft_check import check_draft
 
@@ -85,7 +85,7 @@ def test_dead_nodes_are_not_learned_from() -> None:
     survival.start(request, is_sampled=False)
     request.token_ids = np.array([0] * 5 + [7, 8, 1])
     survival.learn([Past([request], np.array([0]), [5], [99], draft)])
-    assert survival._nodes._tried.sum() == 2
+    assert survival._rates._tried[:, :LEVELS].sum() == 2
     sampled = attrs.evolve(draft, q=torch.ones(1, 9) / 9, q_rows=torch.tensor([0, 0, -1], dtype=torch.int32))
     assert Nodes.of(sampled).is_first.tolist() == [False, True, False]
 
@@ -113,14 +113,15 @@ def test_past_drafts_keep_no_probabilities() -> None:
 
 def test_the_memory_of_shared_rates_is_in_draft_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not in batches: a large one would make it longer."""
-    monkeypatch.setattr(rates, "SHARED_DECAY", 1 - 1 / 1000)
+    monkeypatch.setattr(rates, "LOG_DECAY", np.log(1 - 1 / 1000))
     forgotten = []
     for size in (1, 100):
         shared = rates.Rates(1, np.array([0.7]))
         for is_right in (True, False):
             for _ in range((3000 if is_right else 1500) // size):
                 shared.add(np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64), np.full(size, is_right))
-        forgotten.append(float(shared._shared()[0, 0]))
+        shared._log_odds_of_groups()
+        forgotten.append(float(shared._shared[0, 0]))
     assert forgotten[1] == pytest.approx(forgotten[0], abs=0.01)
     assert forgotten[1] < 0.3
 
@@ -225,7 +226,7 @@ def test_nothing_is_learned_of_a_request_that_emitted_nothing() -> None:
     survival, request = Survival(1), request_of()
     survival.start(request, is_sampled=False)
     survival.learn([Past([request], np.array([0]), [5], [99], Draft.from_chains([[1, 2]]))])
-    assert not survival._nodes._tried.any()
+    assert not survival._rates._tried[:, :ANY].any()
 
 
 @pytest.mark.parametrize("node", [0.1, 0.3])

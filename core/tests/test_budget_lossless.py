@@ -60,7 +60,7 @@ class Step:
             budget.start(request_of(name), is_sampled=True)
         probs = np.array([0.05, 0.15, 0.3, 0.4, 0.6, 0.7, 0.85, 0.95]).repeat(60)
         bins = EDGES.searchsorted(probs) + NUM_SCORES
-        budget.survival._nodes.add(np.zeros(len(probs), dtype=np.int64), bins, probs > 0.5)
+        budget.survival._rates.add(np.zeros(len(probs), dtype=np.int64), bins, probs > 0.5)
         for _ in range(9):
             budget._first.add(2, 0.0, 0)
             budget._level.add(2, LEVEL_S, 0)

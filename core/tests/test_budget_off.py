@@ -152,7 +152,7 @@ def test_a_retry_pays_what_it_took_less_what_it_gained() -> None:
     assert cost(1.9, 0) == pytest.approx(0.9)
     assert cost(99.0, 0) == pytest.approx(retries.OUTLIER * estimated)
     assert cost(3.0, 1) == pytest.approx(1.0)
-    assert cost(1.9, 1) == 0
+    assert cost(1.9, 1) == pytest.approx(-retries.GAIN_SHARE * (1.0 - 0.9) / retries.LEAST_RARE)
 
 
 def test_a_retry_beside_a_prompt_does_not_pay_for_reading_it() -> None:
@@ -184,7 +184,8 @@ def test_a_retry_is_not_free_because_others_gain() -> None:
     alone = cost_of_retry(budget, requests, [9, 0], 2.0, 0.0)
     for accepted, is_paid in (({"a": 9}, False), ({"b": 9}, True)):
         budget = budget_at(0.01, "a", "b")
-        assert cost_of_retry(budget, requests, [9, 0], 2.0, 0.0, accepted=accepted) == (0 if is_paid else alone)
+        cost = cost_of_retry(budget, requests, [9, 0], 2.0, 0.0, accepted=accepted)
+        assert cost < 0 if is_paid else cost == pytest.approx(alone)
 
 
 def test_a_few_requests_are_tried_again_in_turn() -> None:
@@ -213,7 +214,26 @@ def test_retries_become_rarer_where_none_gains() -> None:
     assert owed[0] == retries.LEAST_RARE
     assert owed[retries.NUM_PATIENT] == retries.LEAST_RARE + 1
     assert owed[39] == retries.MOST_RARE
-    assert owed[40:] == [0.0, retries.LEAST_RARE], "one that gains is followed by others"
+    gained = retries.GAIN_SHARE * (9 * 0.5 - 1.0)
+    assert owed[40:] == [-gained, -gained + retries.LEAST_RARE], "one that gains is followed by others"
+
+
+def test_gains_of_retries_pay_for_a_few_that_gain_nothing() -> None:
+    tried, num_vain = Retries(), 0
+
+    def try_again(gains: int) -> None:
+        tried.begin()
+        tried.choose(["a"], [4], [0])
+        tried.expect(1.0)
+        tried.end_steps([1.0], 0.5, {"a": gains}, 1)
+
+    for _ in range(100):
+        try_again(9)
+    assert tried._debt._owed_s == -retries.MOST_SAVED
+    while tried.is_due and num_vain < 100:
+        try_again(0)
+        num_vain += 1
+    assert retries.MOST_SAVED < num_vain < 3 * retries.MOST_SAVED
 
 
 def test_one_slow_retry_does_not_stop_the_next_ones() -> None:

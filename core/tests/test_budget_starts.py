@@ -9,6 +9,7 @@ from simulated_budget import budget_at, request_of
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.starts import FIRST_LENGTH, Starts
+from specdec_core.budget.survival import ANY
 from specdec_core.contracts.draft import Draft
 
 
@@ -47,9 +48,9 @@ def run(budget: Budget, seconds: float, late_s: float, *, others: int = 0) -> bo
 def test_single_drafts_must_pay_for_their_starts(late_s: float) -> None:
     """Each draft is followed by steps without. It saves about as much as a plain step takes."""
     budget = budget_at(0.01, "a")
-    budget.survival._levels.estimates[:] = budget.survival._reached.estimates[:] = 0.7
-    budget.survival._found.estimates[:] = 1.0
-    budget.survival.learn = lambda past: None  # type: ignore[method-assign]
+    budget.survival._rates.estimates[:] = 0.7
+    budget.survival._rates.estimates[:, ANY] = 1.0
+    budget.survival.learn = lambda past, **_: None  # type: ignore[method-assign]
     budget.survival.update = lambda rows: None  # type: ignore[method-assign]
     budget.retries._debt.add(1e9)
     for step in range(9):

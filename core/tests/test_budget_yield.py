@@ -14,7 +14,7 @@ from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.budget.plain_steps import PlainSteps
-from specdec_core.budget.survival import GUESS, Past, Survival
+from specdec_core.budget.survival import ANY, GUESS, REACHED, Past, Survival
 from specdec_core.contracts.draft import Draft
 
 
@@ -52,7 +52,7 @@ def test_a_tree_that_has_used_up_its_draft_tokens_yields_no_deeper_level() -> No
 
 def test_a_rejected_level_is_counted_once() -> None:
     survival = learned(Draft.from_chains([[7, 7, 7]]), 1, limit=9)
-    assert survival._reached._tried.sum() == pytest.approx(400, rel=0.01)
+    assert survival._rates._tried[:, REACHED:ANY].sum() == pytest.approx(400, rel=0.01)
     assert survival.of_depths(np.array([0]), 2)[0] == pytest.approx([1, 0], abs=0.1)
 
 
@@ -89,7 +89,7 @@ def test_to_start_takes_more_than_to_go_on(
         assert bool(budget.saved_share) == drafts
 
 
-@pytest.mark.parametrize(("saved_share", "number"), [(0.05, 14), (0.6, 2)])
+@pytest.mark.parametrize(("saved_share", "number"), [(0.05, 9), (0.6, 1)])
 def test_plain_steps_are_measured_in_a_row_and_the_rarer_the_more_a_draft_saves(
     saved_share: float, number: int
 ) -> None:
@@ -136,7 +136,7 @@ def test_levels_per_draft_include_drafts_of_one_level() -> None:
         budget.share([request], [9], Expected.of_plain(1))
         levels = budget.levels([9], CPU)
         assert levels is not None
-        levels._limits = levels._room = np.array([1])  # the draft ends after a level
+        levels._limits_of = [1]  # the draft ends after a level
         assert not levels.goes_on(one, one, np.array([0.9]), np.array([False]), np.array([1])).any()
         budget.keep(Draft.from_chains([[5]]))
         budget.end_drafting(0.1, 0.0)
@@ -161,7 +161,7 @@ def test_in_a_large_batch_some_request_finds_a_draft() -> None:
     for _ in range(30):
         curve.add_empty(8, 9.0)
     rows = np.arange(8)
-    budget.survival._found.estimates[:, 0] = 0.5
+    budget.survival._rates.estimates[:, ANY] = 0.5
     assert curve.empty_s > 1
     assert all(budget._choose(rows, [9] * 8, Expected.of_plain(8)))
 

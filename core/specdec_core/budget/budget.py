@@ -7,11 +7,10 @@ from math import ceil
 from operator import le
 from statistics import fmean
 from time import perf_counter
-from typing import NamedTuple
 
 import numpy as np
 import torch
-from attrs import evolve
+from attrs import define, evolve
 
 from specdec_core.budget.choice import Expected, best_levels, best_nodes
 from specdec_core.budget.clock import Clock
@@ -42,28 +41,30 @@ NEWEST_WEIGHT = 0.1
 """Of the newest draft, in averages."""
 WHOLE = np.ones(1)
 """The worth of every request's draft tokens where no other proposer drafts."""
-NUM_HELD = 8
-"""Steps for which a choice before drafting holds while the requests stay the same. Then is learned from all that was
-drafted meanwhile: choosing and learning each take as long as a small draft."""
+NUM_HELD, MOST_HELD, CHOICE_SHARE = 8, 32, 0.02
+"""Steps for which a choice before drafting holds while the requests stay the same: at least NUM_HELD, and where these
+are over soon, so many that choosing takes CHOICE_SHARE of the time. Then is learned from all that was drafted
+meanwhile: choosing and learning each take as long as a small draft."""
 
 
-class Held(NamedTuple):
+@define
+class Held:
     """A choice of draft tokens, and for what it was made. is_beside: other proposers had drafts. is_informed: it was
-    known how long drafts of these requests take. age: in steps."""
+    known how long drafts of these requests take. num_steps: for which it holds."""
 
     requests: Sequence[RequestView]
     limits: list[int]
     numbers: list[int]
     is_beside: bool
     is_informed: bool
-    age: int = 1
+    num_steps: int
 
     def is_for(self, requests: Sequence[RequestView], limits: list[int], *, is_beside: bool, is_informed: bool) -> bool:
         """Whether it still holds. Where a limit has grown, more draft tokens may pay. Beside drafts of other proposers,
         none pay that do not pay alone."""
         is_alike = not any(self.numbers) if is_beside else not self.is_beside
         is_alike = is_alike and is_informed == self.is_informed
-        return self.age < NUM_HELD and is_alike and self.requests == requests and all(map(le, limits, self.limits))
+        return self.num_steps > 1 and is_alike and self.requests == requests and all(map(le, limits, self.limits))
 
 
 class Budget:
@@ -111,6 +112,7 @@ class Budget:
         self._can_retry = True  # some request of the last step may have draft tokens
         self._num_steps = 0
         self._held: Held | None = None  # the last choice
+        self._chose_s = self._choice_s = 0.0  # what choosing took in this step, and takes on average
         self._past: list[Past] = []  # drafts from which is to be learned
         # Of this step: the requests that draft, and what they may ask.
         self._requests: Sequence[RequestView] = ()
@@ -160,7 +162,7 @@ class Budget:
         """
         self.idle.end()
         self.retries.begin()
-        self._so_far, self._drafted_s = so_far, 0.0
+        self._so_far, self._drafted_s, self._chose_s = so_far, 0.0, 0.0
         asked = [request for request, limit in zip(requests, limits, strict=True) if limit]
         self._can_retry = bool(asked)
         self._requests = ()
@@ -181,9 +183,10 @@ class Budget:
         self._rows = self._rows_of(self._requests)
         self._worth = self._worth_of(self._rows, self._of_drafting)
         # What drafting at all costs is decided: further draft tokens need not pay for it.
-        draft_s = so_far.draft_s + self._observe.seconds(len(self._requests))
-        self._so_far = evolve(so_far, draft_s=draft_s)
-        self._of_drafting = evolve(self._of_drafting, draft_s=draft_s)
+        observe_s = self._observe.seconds(len(self._requests))
+        if observe_s:
+            self._so_far = so_far.after_drafting(observe_s)
+            self._of_drafting = self._of_drafting.after_drafting(observe_s)
         given = iter(numbers)
         return numbers if len(asked) == len(requests) else [next(given) if limit else 0 for limit in limits]
 
@@ -196,7 +199,7 @@ class Budget:
             return None
         size = len(limits)
         first_s = self._first.seconds(size)
-        so_far = evolve(self._of_drafting, draft_s=self._of_drafting.draft_s + first_s)
+        so_far = self._of_drafting.after_drafting(first_s)
         # In a retry, and if none was measured lately, levels go on whatever they cost, which is then measured again.
         level_s = 0.0 if self.retries.number else self._level.recent_seconds(size, self._num_steps)
         self._levels = Levels(self._rows, limits, self.survival, self._worth, self._curve.seconds, so_far, level_s)
@@ -212,7 +215,8 @@ class Budget:
         asks_now = levels is not None and levels.first_s is not None  # not if only one token was allowed
         self._asks_levels = levels is not None and (self._asks_levels or asks_now)
         is_read = draft.is_on_host(draft.scores, draft.parents, draft.q_rows)
-        self._judges_nodes = draft.scores is not None and draft.q is None and is_read and is_host_made
+        if draft.num_nodes:
+            self._judges_nodes = draft.scores is not None and draft.q is None and is_read and is_host_made
         now = perf_counter()
         drafted_s = self._drafted_s = now - self._began
         # q is large, and not looked at.
@@ -238,20 +242,22 @@ class Budget:
         """Count the time that a draft took, from `share` to the end of what follows `keep`. seconds: without late
         observations, which took late_s."""
         levels, size, step = self._levels, len(self._requests), self._num_steps
-        usual_s = self._first.seconds(size) + RETRY_TOKENS * self._level.seconds(size)
+        own_s = seconds - self._chose_s  # choosing is in few steps, so that a mean without outliers would leave it out
+        first_s, level_s = self._first.seconds(size), self._level.seconds(size)
         num_more = 0 if levels is None or levels.first_s is None else levels.num_forwarded
-        more_s = seconds + late_s - self._first.seconds(size) - num_more * self._level.seconds(size)
+        more_s = own_s + late_s - first_s - num_more * level_s
         if self._starts.is_next and more_s > 0 and self._first.knows(size):
             self._starts.add(size, more_s, step)
         elif num_more and levels is not None and levels.first_s is not None:
-            level_s = (self._drafted_s - levels.first_s) / num_more
-            self._first.add(size, seconds - level_s * num_more, step)
-            self._level.add(size, level_s, step)
+            of_level_s = (self._drafted_s - levels.first_s) / num_more
+            self._first.add(size, own_s - of_level_s * num_more, step)
+            self._level.add(size, of_level_s, step)
         else:
-            self._first.add(size, seconds, step)
+            self._first.add(size, own_s, step)
         if not self.retries.is_alone:
             self._starts.go_on()
         if number := self.retries.number:
+            usual_s = first_s + RETRY_TOKENS * level_s
             if usual_s or not self._observes:  # else the first calls, which may be slow, are all that is known
                 seconds = min(seconds, OUTLIER * usual_s)
             more_s = self._curve.more_s(self._so_far.num_rows, round(self._num_kept * number / size))
@@ -281,6 +287,11 @@ class Budget:
             plain_s = self._curve.at(num_requests)
             self.retries.end_steps(seconds, plain_s, accepted, num_requests, is_prefill=is_prefill)
 
+    @property
+    def _lengths_vary(self) -> bool:
+        """Whether it shows only while or after drafting how many draft tokens pay."""
+        return self._asks_levels or self._judges_nodes
+
     def _rows_of(self, requests: Sequence[RequestView]) -> np.ndarray:
         if requests != self._known[0]:
             self._known = requests, self.survival.rows(requests)
@@ -290,7 +301,7 @@ class Budget:
         past, self._past = self._past, []  # first: an interrupt must not make the drafts count twice
         if past:
             self.idle.learned()
-            self.survival.learn(past)
+            self.survival.learn(past, lengths_vary=self._lengths_vary)
 
     def _numbers(self, requests: Sequence[RequestView], limits: list[int], so_far: Expected) -> list[int]:
         """The most draft tokens of each request, by expected gain; 0: none. so_far: of these requests."""
@@ -298,19 +309,27 @@ class Budget:
         is_informed = self._first.knows(len(requests))
         if held is not None and held.is_for(requests, limits, is_beside=is_beside, is_informed=is_informed):
             numbers = held.numbers
-            self._held = held._replace(age=held.age + 1)
+            held.num_steps -= 1
         else:
+            started = perf_counter()
             self._learn()
             if held is None:
                 self._curve.refresh()
             rows = self._rows_of(requests)
             self.survival.update(rows)
             numbers = self._choose(rows, limits, so_far)
-            self._held = Held(requests, list(limits), numbers, is_beside, is_informed)
             self.idle.decide(requests, numbers)
-        if self._asks_levels or self._judges_nodes:
+            self._held = Held(requests, list(limits), numbers, is_beside, is_informed, self._num_held(so_far))
+            self._chose_s = perf_counter() - started
+            self._choice_s += NEWEST_WEIGHT * (self._chose_s - self._choice_s)
+        if self._lengths_vary:
             return [limit if number else 0 for number, limit in zip(numbers, limits, strict=True)]
         return [min(number, limit) for number, limit in zip(numbers, limits, strict=True)]
+
+    def _num_held(self, so_far: Expected) -> int:
+        """For how many steps a choice holds."""
+        wanted = self._choice_s / CHOICE_SHARE / self._curve.at(so_far.num_rows)
+        return min(max(int(wanted), NUM_HELD), MOST_HELD)
 
     def _worth_of(self, rows: np.ndarray, so_far: Expected) -> np.ndarray:
         return WHOLE if so_far.covered is None else worth_beside(so_far.covered, self.survival, rows)
@@ -320,9 +339,10 @@ class Budget:
         found = self.survival.of_any(rows)  # it pays for draft tokens only where there are any
         level_s = self._level.seconds(num_requests)
         first_s = self._first.seconds(num_requests) + self._observe.seconds(num_requests)
-        first_s += self._starts.seconds(num_requests, self._num_steps)
-        first_s += self._curve.empty_s * float(np.prod(1 - found))
-        if self._asks_levels:  # whether to draft, and with as many levels as usual
+        first_s += self._starts.seconds(num_requests, self._num_steps) + self._choice_s / self._num_held(so_far)
+        none_found = float(np.prod(1 - found))
+        first_s += self._curve.empty_s * none_found
+        if self._lengths_vary:  # whether to draft, and with as many levels as usual
             gains = self.survival.of_depths(rows, min(max(limits), MOST_CHOSEN)).cumprod(axis=1)
             gains = (gains * (np.arange(gains.shape[1]) < np.array(limits)[:, None])).sum(axis=1, keepdims=True)
             gains *= self._kept_gain
@@ -334,12 +354,12 @@ class Budget:
             gains *= size * np.arange(num_levels) < np.array(limits)[:, None]
             sizes, first_s = size * found, first_s - level_s
         gains *= (self._worth_of(rows, so_far) * found)[:, None]
-        chosen, saved = best_levels(gains, sizes, so_far, self._curve.seconds, first_s, level_s)
+        chosen, saved = best_levels(gains, sizes, so_far, self._curve.seconds, first_s, level_s, none_found)
         least = MIN_SAVING_TO_START if self.idle.is_all_off else MIN_SAVING_TO_GO_ON
         self.saved_share = saved if saved > least else 0.0
         if not self.saved_share:
             return [0] * num_requests
-        if self._asks_levels:
+        if self._lengths_vary:
             return [self._most if number else 0 for number in chosen.tolist()]
         return [self._most if number == MOST_CHOSEN else number * size for number in chosen.tolist()]
 

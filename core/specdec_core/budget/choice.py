@@ -42,6 +42,10 @@ class Expected:
         """The sum over all requests."""
         return self.others + float((1 / self.tokens).sum())
 
+    def after_drafting(self, seconds: float) -> Expected:
+        """The same step after so many further seconds of drafting."""
+        return Expected(self.tokens, self.num_rows, self.draft_s + seconds, self.covered, self.others)
+
     def only(self, requests: np.ndarray) -> Expected:
         """The same step, with further drafts for some requests only. requests: int64 [n], their indices."""
         chosen = self.tokens[requests]
@@ -51,7 +55,13 @@ class Expected:
 
 
 def best_levels(
-    gains: np.ndarray, sizes: np.ndarray, so_far: Expected, seconds: np.ndarray, first_s: float, level_s: float
+    gains: np.ndarray,
+    sizes: np.ndarray,
+    so_far: Expected,
+    seconds: np.ndarray,
+    first_s: float,
+    level_s: float,
+    none_found: float = 0.0,
 ) -> tuple[np.ndarray, float]:
     """int64 [n]   how many further levels of draft tokens each request should get, so that the expected time per output
     token is lowest, and by what share they lower it. All 0 if no level does.
@@ -60,19 +70,23 @@ def best_levels(
     sizes: int64 or float64 [n], the draft tokens, or expected ones, of a level of each request.
     seconds: float64, of a step but for drafting, by its number of tokens (`CostCurve.seconds`).
     first_s: seconds of drafting anything at all. level_s: of each level, for all requests together.
+    none_found: the probability that there is no draft token in the step. Then it takes as long as without: the time of
+        the expected number of tokens would be too long, since the first further token takes most.
     """
     tokens = so_far.tokens[:, None]
     saved = -np.diff(1 / (tokens + gains.cumsum(axis=1)), axis=1, prepend=1 / tokens)
     per_row = (saved / sizes[:, None]).T.ravel()
     order = np.argsort(-per_row, kind="stable")  # of equal ones, the shallower first: levels cost time
     levels, requests = np.divmod(order, len(gains))
-    rows = so_far.num_rows + sizes[requests].cumsum()
+    some_found, now_s = 1 - none_found, float(_at(seconds, so_far.num_rows))
+    rows = so_far.num_rows + sizes[requests].cumsum() / max(some_found, 1e-9)
     deepest = np.maximum.accumulate(levels) + 1
-    total_s = _at(seconds, rows) + so_far.draft_s + first_s + level_s * deepest
+    target_s = some_found * _at(seconds, rows) + none_found * now_s
+    total_s = target_s + so_far.draft_s + first_s + level_s * deepest
     now = so_far.steps_per_token
     times = (now - saved[requests, levels].cumsum()) * total_s
     best = int(times.argmin())
-    saved_share = 1 - float(times[best] / (now * (_at(seconds, so_far.num_rows) + so_far.draft_s)))
+    saved_share = 1 - float(times[best] / (now * (now_s + so_far.draft_s)))
     if saved_share <= 0:
         return np.zeros(len(gains), dtype=np.int64), 0.0
     return np.bincount(requests[: best + 1], minlength=len(gains)), saved_share

@@ -25,7 +25,7 @@ OF_MACHINE = 0.7
 """Where sizes are measured, and none of those that were before, the load of the machine may have changed, or the cost
 of these sizes in comparison with others. So much of the change (of its logarithm) is taken as the former. The rest adds
 up if it is always the same; what was noise does not change for long which size pays."""
-NUM_COLD = 12
+NUM_COLD = 20
 """Plain steps after a draft that take longer, since the draft has emptied the caches: the first twice as long, and the
 next ones a quarter, then a tenth longer, on a CPU."""
 

@@ -41,20 +41,25 @@ class Levels:
     ) -> None:
         self._rows, self._survival, self._seconds, self._level_s = rows, survival, seconds, level_s
         self._worth = worth
-        self._so_far = so_far
-        self._limits = self._room = np.array(limits)
-        self._num_asked = np.ones(len(limits), dtype=np.int64)  # draft tokens of the level that grows
-        self._num_verified = np.zeros(len(limits), dtype=np.int64)  # at most: a tree may grow more than it keeps
-        self._reach = np.ones(len(limits))  # of the tokens that went on: the probability to be accepted
+        self._so_far, self._limits_of = so_far, limits
         self._num_grown, self._started = 0, perf_counter()
         self.first_s: float | None = None  # measured until the first level was grown
         self.num_forwarded = 0  # levels that went on
+
+    def _start(self) -> None:
+        """Not before the proposer asks: some never do."""
+        size = len(self._limits_of)
+        self._limits = self._room = np.array(self._limits_of)
+        self._num_asked = np.ones(size, dtype=np.int64)  # draft tokens of the level that grows
+        self._num_verified = np.zeros(size, dtype=np.int64)  # at most: a tree may grow more than it keeps
+        self._reach = np.ones(size)  # of the tokens that went on: the probability to be accepted
 
     def goes_on(
         self, requests: np.ndarray, rows: np.ndarray, probs: np.ndarray, is_first: np.ndarray, num_nodes: np.ndarray
     ) -> np.ndarray:
         if self.first_s is None:
             self.first_s = perf_counter() - self._started
+            self._start()
         self._num_grown += 1
         reach = self._reach[rows] * self._survival.of_nodes(self._rows[requests], probs, is_first)
         size = len(self._room)

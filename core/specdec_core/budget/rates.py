@@ -3,14 +3,17 @@ of each."""
 
 from __future__ import annotations
 
+from math import log
+
 import numpy as np
 
 from specdec_core.budget.shift import Shift, logistic
 
 SHARED_WEIGHT = 8.0
 """A first guess counts as much as this many tried draft tokens."""
-SHARED_DECAY = 1 - 1 / 65536
-"""By which shared counts shrink with each draft token that is tried; those of shifts shrink faster, as below."""
+LOG_DECAY = log(1 - 1 / 65536)
+"""The logarithm of the factor by which shared counts shrink with each draft token that is tried; those of shifts shrink
+faster, as below."""
 GROUP_DECAY = 1 - 1 / 128
 OWN_DECAY = 1 - 1 / 24
 NUM_GROUPS = 3
@@ -25,26 +28,33 @@ class Rates:
     recent draft tokens did in comparison with the shared rates, since other texts may come than before; each request's
     by how its own did in comparison with those of its group (`Shift`).
 
-    guesses: float64 [num_bins], the acceptance rates to assume while bins are empty.
+    guesses: of each table of bins, float64 [its bins], the acceptance rates to assume while bins are empty. Tables
+        share nothing; their bins are numbered in one row, and counted and updated in one go, which is quicker.
 
-    Attribute: estimates float64 [num_rows, num_bins], by the request's row, as of its last `update`.
+    Attribute: estimates float64 [num_rows, all bins], by the request's row, as of its last `update`.
     """
 
-    def __init__(self, num_rows: int, guesses: np.ndarray) -> None:
-        self._guesses, self._groups = guesses, np.zeros(num_rows, dtype=np.int64)
-        self._tried, self._accepted = np.zeros((NUM_GROUPS, len(guesses))), np.zeros((NUM_GROUPS, len(guesses)))
-        self._recent = Shift(NUM_GROUPS, NUM_GROUPS, GROUP_DECAY)
-        self._own = Shift(num_rows, NUM_GROUPS, OWN_DECAY)
+    def __init__(self, num_rows: int, *guesses: np.ndarray) -> None:
+        self._num_tables, self._guesses = len(guesses), np.concatenate(guesses)
+        self._table_of = np.repeat(np.arange(len(guesses)), [len(each) for each in guesses])  # of each bin
+        self._groups = np.zeros(num_rows, dtype=np.int64)
+        self._tried, self._accepted = np.zeros((2, NUM_GROUPS, len(self._guesses)))
+        # Shifts have a row for each group or request and each table.
+        num_groups = NUM_GROUPS * len(guesses)
+        self._all_groups, self._tables = np.arange(num_groups), np.arange(len(guesses))
+        self._recent = Shift(num_groups, num_groups, GROUP_DECAY)
+        self._own = Shift(num_rows * len(guesses), num_groups, OWN_DECAY)
         self._log_odds: np.ndarray | None = None  # of each group and bin; None: they have changed
+        self._shared = np.empty(0)  # float64 [NUM_GROUPS, all bins], the acceptance rates of each group, as of then
         self._num_added = 0  # how often draft tokens were counted
         self._updated_at = np.zeros(num_rows, dtype=np.int64)  # of each row: that number at its last update
-        self.estimates = np.tile(guesses, (num_rows, 1))
+        self.estimates = np.tile(self._guesses, (num_rows, 1))
 
     def start(self, row: int, group: int) -> None:
         """Forget the request that had this row before. What all requests share stays. The row has no estimates until
         its next `update`."""
         self._groups[row], self._updated_at[row] = group, -1
-        self._own.forget(row)
+        self._own.forget(row * self._num_tables + self._tables)
 
     def group(self, row: int) -> int:
         return int(self._groups[row])
@@ -54,17 +64,20 @@ class Rates:
 
         rows: int64 [n], of its request. bins: int64 [n]. is_accepted: bool [n], whether it was accepted, too.
         """
+        if not len(rows):
+            return
         self._num_added += 1
-        groups = self._groups[rows]
-        shared, of_group = self._shared()[groups, bins], self._log_odds_of_groups()[groups, bins]
+        groups, tables = self._groups[rows], self._table_of[bins]
+        of_group, shared = self._log_odds_of_groups()[groups, bins], self._shared[groups, bins]
+        kept = np.exp(LOG_DECAY * np.bincount(tables, minlength=self._num_tables))[self._table_of]
+        self._tried *= kept
+        self._accepted *= kept
+        np.add.at(self._tried, (groups, bins), 1)
+        np.add.at(self._accepted, (groups, bins), is_accepted)
+        groups, rows = groups * self._num_tables + tables, rows * self._num_tables + tables
         errors = is_accepted - logistic(of_group + self._own.log_odds(rows, groups))
         self._recent.add(groups, groups, is_accepted, shared, errors)
         self._own.add(rows, groups, is_accepted, logistic(of_group), errors)
-        shrunk = SHARED_DECAY ** len(rows)
-        self._tried *= shrunk
-        self._accepted *= shrunk
-        np.add.at(self._tried, (groups, bins), 1)
-        np.add.at(self._accepted, (groups, bins), is_accepted)
         self._log_odds = None
 
     def update(self, rows: np.ndarray) -> None:
@@ -72,19 +85,16 @@ class Rates:
         if (self._updated_at[rows] == self._num_added).all():
             return
         groups = self._groups[rows]
-        own = self._own.log_odds(rows, groups)
-        self.estimates[rows] = logistic(self._log_odds_of_groups()[groups] + own[:, None])
+        of_tables = ((each[:, None] * self._num_tables + self._tables).ravel() for each in (rows, groups))
+        own = self._own.log_odds(*of_tables).reshape(len(rows), -1)
+        self.estimates[rows] = logistic(self._log_odds_of_groups()[groups] + own[:, self._table_of])
         self._updated_at[rows] = self._num_added
 
     def _log_odds_of_groups(self) -> np.ndarray:
-        """float64 [NUM_GROUPS, num_bins]   the log odds of acceptance of each group's next draft tokens."""
+        """float64 [NUM_GROUPS, all bins]   the log odds of acceptance of each group's next draft tokens."""
         if self._log_odds is None:
-            shared, groups = self._shared(), np.arange(NUM_GROUPS)
-            self._log_odds = np.log(shared / (1 - shared)) + self._recent.log_odds(groups, groups)[:, None]
+            rates = (self._accepted + SHARED_WEIGHT * self._guesses) / (self._tried + SHARED_WEIGHT)
+            shared = self._shared = np.minimum(np.maximum(rates, LEAST), 1 - LEAST)
+            recent = self._recent.log_odds(self._all_groups, self._all_groups).reshape(NUM_GROUPS, -1)
+            self._log_odds = np.log(shared / (1 - shared)) + recent[:, self._table_of]
         return self._log_odds
-
-    def _shared(self) -> np.ndarray:
-        """float64 [NUM_GROUPS, num_bins]   the acceptance rates of each group."""
-        rates = (self._accepted + SHARED_WEIGHT * self._guesses) / (self._tried + SHARED_WEIGHT)
-        bounded: np.ndarray = np.minimum(np.maximum(rates, LEAST), 1 - LEAST)
-        return bounded

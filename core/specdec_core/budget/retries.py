@@ -15,6 +15,8 @@ nothing add 1 to this factor, up to MOST_RARE: so retries take between 4 and 1/4
 NUM_TOKENS, MOST_TOGETHER = 4, 4
 """Draft tokens of a request that is tried again, and how many requests are in a step if the proposer reads hidden
 states: those of requests that were not observed yet are read first, which takes long."""
+GAIN_SHARE, MOST_SAVED = 0.5, 8.0
+"""Of the time that a retry gains, the share that later ones may lose, and how many times a retry's cost is saved up."""
 OUTLIER = 4.0
 """A retry that took longer than this many times what was expected was interrupted, and counts as that."""
 
@@ -97,6 +99,9 @@ class Retries:
                 lost_s = min(max(lost_s, seconds[-1] - plain_s), OUTLIER * lost_s)
             gained_s = sum(accepted.get(request_id, 0) for request_id in self._ids) * plain_s / num_requests
             rare = min(LEAST_RARE + self._num_vain / NUM_PATIENT, MOST_RARE)
-            self._debt.add(max(0.0, lost_s - gained_s) * rare)
+            if gained_s > lost_s:
+                self._debt.save(GAIN_SHARE * (gained_s - lost_s), MOST_SAVED * lost_s)
+            else:
+                self._debt.add((lost_s - gained_s) * rare)
             self._num_vain = 0 if gained_s > lost_s else self._num_vain + 1
             self._expected_s = 0.0

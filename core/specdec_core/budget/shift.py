@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from math import log
+
 import numpy as np
 
 WEIGHT = 8.0
 """A shift begins with this many draft tokens, half of them accepted, as half were expected to be."""
+FIRST_COUNTS = WEIGHT * np.array([[1.0], [0.5], [0.5]])
 SHARE_WEIGHT = 3.0
 """The information (in the sense of statistics) that the first guess of a share counts for."""
 SHARE_DECAY = 1 - 1 / 2048
@@ -27,12 +30,12 @@ class Shift:
 
     def __init__(self, num_rows: int, num_groups: int, decay: float) -> None:
         self._counts = np.zeros((3, num_rows))  # draft tokens tried, accepted, and expected to be
-        self._decay = decay
+        self._log_decay = log(decay)
         self._shares, self._information = np.ones(num_groups), np.zeros(num_groups)
 
-    def forget(self, row: int) -> None:
-        """Start a row anew. The shares stay."""
-        self._counts[:, row] = 0
+    def forget(self, rows: np.ndarray) -> None:
+        """Start rows anew. The shares stay."""
+        self._counts[:, rows] = 0
 
     def log_odds(self, rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
         """float64 [n]   the shift of the next draft tokens of these rows. rows: int64 [n]. groups: int64 [n]."""
@@ -48,19 +51,22 @@ class Shift:
         this shift. errors: float64 [n], is_accepted less the acceptance that was expected with all shifts.
         """
         seen, number = self._seen(rows), len(self._shares)
-        variance = (is_accepted - errors) * (1 - is_accepted + errors)
+        probs = is_accepted - errors
+        variance = probs * (1 - probs)
         self._information *= SHARE_DECAY ** np.bincount(groups, minlength=number)
         self._information += np.bincount(groups, seen**2 * variance, number)
         self._shares += np.bincount(groups, seen * errors, number) / (self._information + SHARE_WEIGHT)
-        np.clip(self._shares, 0, MOST, out=self._shares)
-        number = self._counts.shape[1]
-        tried = np.bincount(rows, minlength=number)
-        self._counts *= self._decay**tried
-        self._counts += [tried, np.bincount(rows, is_accepted, number), np.bincount(rows, expected, number)]
+        self._shares = np.minimum(np.maximum(self._shares, 0), MOST)  # np.clip takes three times as long
+        first = int(rows.min())  # most rows have no draft tokens
+        rows = rows - first
+        tried = np.bincount(rows)
+        counts = self._counts[:, first : first + len(tried)]
+        counts *= np.exp(self._log_decay * tried)
+        counts += [tried, np.bincount(rows, is_accepted), np.bincount(rows, expected)]
 
     def _seen(self, rows: np.ndarray) -> np.ndarray:
         """float64 [n]   by how much the log odds of the recent draft tokens were higher than expected."""
-        tried, accepted, expected = self._counts[:, rows] + WEIGHT * np.array([[1.0], [0.5], [0.5]])
+        tried, accepted, expected = self._counts[:, rows] + FIRST_COUNTS
         seen: np.ndarray = np.log(accepted * (tried - expected) / (expected * (tried - accepted)))
         return seen
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from attrs import frozen
@@ -24,7 +24,10 @@ GUESS = 0.7
 """The acceptance rate to assume of draft tokens without scores, of sampled ones, and of levels."""
 MIDDLES = np.convolve(np.concatenate([[0.0], EDGES, [1.0]]), [0.5, 0.5], mode="valid")
 NODES = np.concatenate([MIDDLES, np.full(NUM_SCORES, GUESS)])
-"""The bins of nodes with a score: chosen ones, and first sampled ones."""
+"""The acceptance rates to assume of nodes with a score: of chosen ones, and of first sampled ones."""
+LEVELS = len(NODES)
+REACHED, ANY = LEVELS + MOST_LEVELS, LEVELS + 2 * MOST_LEVELS
+"""The first bins of the tables: nodes with a score, levels, levels that are drafted at all, and whether any is."""
 
 
 @frozen(eq=False)
@@ -42,8 +45,8 @@ class Survival:
     """Estimates for one proposer how likely draft tokens are to be accepted, given that their parents are.
 
     Single tokens go by the score that the proposer gave them. Levels, of which no token is known yet, and tokens
-    without a score go by their depth. So does how often a level is drafted at all and accepted, where the proposer asks
-    about levels: deeper ones are drafted where they are likely to be accepted. All depend on the request's temperature
+    without a score go by their depth. So does how often a level is drafted at all and accepted, where drafts may end
+    early: deeper ones are drafted where they are likely to be accepted. All depend on the request's temperature
     and recent drafts (`Rates`), and so does how often there is any draft token. Requests are named by their rows.
 
     Attribute: watch, called with the estimates, float64 [n], of draft tokens (of levels, if there are no scores) whose
@@ -53,18 +56,12 @@ class Survival:
     def __init__(self, max_num_seqs: int) -> None:
         self.watch: Callable[[np.ndarray, np.ndarray], None] | None = None
         self._rows = RequestRows(max_num_seqs)
-        self._nodes = Rates(max_num_seqs, NODES)
-        self._levels = Rates(max_num_seqs, np.full(MOST_LEVELS, GUESS))
-        self._reached = Rates(max_num_seqs, np.full(MOST_LEVELS, GUESS))
-        self._found = Rates(max_num_seqs, np.array([FOUND]))
+        self._rates = Rates(max_num_seqs, NODES, *np.full((2, MOST_LEVELS), GUESS), np.array([FOUND]))
 
     def start(self, request: RequestView, *, is_sampled: bool, may_sample: bool = False) -> None:
         """is_sampled: whether the request has a temperature above 0. may_sample: as in `ProposerBatch`."""
         row, group = self._rows.start(request), is_sampled + (is_sampled and may_sample)
-        self._nodes.start(row, group)
-        self._levels.start(row, group)
-        self._reached.start(row, group)
-        self._found.start(row, group)
+        self._rates.start(row, group)
 
     def finish(self, request: RequestView) -> None:
         self._rows.finish(request)
@@ -72,7 +69,7 @@ class Survival:
     def group(self, request: RequestView) -> int:
         """That of `Rates`: new requests of the same one have the same estimates. -1: the request did not start."""
         row = self._rows.get(request)
-        return -1 if row is None else self._nodes.group(row)
+        return -1 if row is None else self._rates.group(row)
 
     def rows(self, requests: Sequence[RequestView]) -> np.ndarray:
         """int64 [n]   the rows of these requests."""
@@ -80,43 +77,56 @@ class Survival:
 
     def update(self, rows: np.ndarray) -> None:
         """Update the estimates for these rows by what was learned since."""
-        self._nodes.update(rows)
-        self._levels.update(rows)
-        self._reached.update(rows)
-        self._found.update(rows)
+        self._rates.update(rows)
 
     def of_any(self, rows: np.ndarray) -> np.ndarray:
         """float64 [n]   the probability that the proposer finds any draft token for a request."""
-        found: np.ndarray = self._found.estimates[rows, 0]
+        found: np.ndarray = self._rates.estimates[rows, ANY]
         return found
 
     def of_levels(self, rows: np.ndarray, above: int, number: int) -> np.ndarray:
         """float64 [n, number]   the probability that a token of each of the levels below depth `above` is accepted, if
         one was in the level before."""
-        return _columns(self._levels.estimates[rows], above, number)
+        return self._columns(rows, LEVELS, above, number)
 
     def of_depths(self, rows: np.ndarray, number: int) -> np.ndarray:
         """float64 [n, number]   the probability that a token of each of the first levels is drafted and accepted, if
         one was in the level before."""
-        return _columns(self._reached.estimates[rows], 0, number)
+        return self._columns(rows, REACHED, 0, number)
 
     def of_nodes(self, rows: np.ndarray, scores: np.ndarray, is_first: np.ndarray) -> np.ndarray:
         """float64 [n]   the probability that each draft token is accepted, if its parent is. rows: those of the tokens'
         requests. scores: float [n], the proposer's estimates. is_first: bool [n], the first of sampled siblings."""
-        found: np.ndarray = self._nodes.estimates[rows, EDGES.searchsorted(scores) + NUM_SCORES * is_first]
+        found: np.ndarray = self._rates.estimates[rows, EDGES.searchsorted(scores) + NUM_SCORES * is_first]
         return found
 
-    def learn(self, past: Sequence[Past]) -> None:
+    def learn(self, past: Sequence[Past], *, lengths_vary: bool = True) -> None:
         """Compare drafts with the tokens that their requests have emitted since, in later steps, too. Nothing is
-        learned of draft tokens that are deeper than this text, or whose request has ended."""
-        nodes = Nodes.of(*(each.draft for each in past))
-        width, is_alive = int(nodes.depths.max(initial=0)), nodes.depths > 0
+        learned of draft tokens that are deeper than this text, or whose request has ended. lengths_vary: whether
+        drafts may end early, so that `of_depths` is needed."""
+        past = sorted(past, key=lambda each: not each.draft.num_nodes)  # empty ones last
         rows = np.concatenate([each.rows for each in past])
         is_here = np.array([self._rows.get(request) is not None for each in past for request in each.requests])
+        past = past[: max(1, sum(each.draft.num_nodes > 0 for each in past))]
+        nodes = Nodes.of(*(each.draft for each in past))
+        width, is_alive = int(nodes.depths.max(initial=0)), nodes.depths > 0
         found = np.bincount(nodes.requests[is_alive], minlength=len(rows)) > 0
-        self._found.add(rows[is_here], np.zeros(int(is_here.sum()), dtype=np.int64), found[is_here])
-        if not width:
-            return
+        new = [(rows[is_here], np.full(int(is_here.sum()), ANY), found[is_here])]
+        if width:
+            num_drafted = sum(len(each.requests) for each in past)
+            rows, is_here, found = rows[:num_drafted], is_here[:num_drafted], found[:num_drafted]
+            new += self._accepted(past, nodes, rows, is_here & found if lengths_vary else None)
+        self._rates.add(*map(np.concatenate, zip(*new, strict=True)))
+
+    def _accepted(
+        self, past: Sequence[Past], nodes: Nodes, rows: np.ndarray, may_miss: np.ndarray | None
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """What to count of draft tokens and of levels: as the arguments of `Rates.add`.
+
+        rows: of the requests of `nodes`. may_miss: bool [requests], for which levels that were not drafted count, too;
+            None: they do not.
+        """
+        width, is_alive = int(nodes.depths.max()), nodes.depths > 0
         texts = self._texts(past, width)
         followed_by = texts[nodes.requests, nodes.depths - 1]
         is_accepted = nodes.accepted(texts)
@@ -126,9 +136,8 @@ class Survival:
         requests, accepted, depths = nodes.requests[is_tried], is_accepted[is_tried], nodes.depths[is_tried]
         if nodes.scores is not None:
             bins = EDGES.searchsorted(nodes.scores[is_tried]) + NUM_SCORES * nodes.is_first[is_tried]
-            if self.watch is not None:
-                self.watch(self._nodes.estimates[rows[requests], bins], accepted)
-            self._nodes.add(rows[requests], bins, accepted)
+            self._show(rows[requests], bins, accepted)
+            yield rows[requests], bins, accepted
         levels = requests * width + depths - 1
         if not nodes.is_chain:
             is_level_accepted = np.zeros(len(texts) * width, dtype=bool)
@@ -137,20 +146,23 @@ class Survival:
             accepted = is_level_accepted[levels]
         requests, depths = np.divmod(levels, width)
         depths = np.minimum(depths, MOST_LEVELS - 1)
-        if nodes.scores is None and self.watch is not None:
-            self.watch(self._levels.estimates[rows[requests], depths], accepted)
-        self._levels.add(rows[requests], depths, accepted)
+        if nodes.scores is None:
+            self._show(rows[requests], LEVELS + depths, accepted)
+        yield rows[requests], LEVELS + depths, accepted
+        if may_miss is None:
+            return
         # Where all levels were accepted, the next one is one that was not drafted, unless it would be beyond the limit.
         deepest, num_accepted = np.zeros((2, len(rows)), dtype=np.int64)
         np.maximum.at(deepest, nodes.requests[is_alive], nodes.depths[is_alive])
         np.maximum.at(num_accepted, requests[accepted], depths[accepted] + 1)
-        is_short = is_here & found & (deepest < np.concatenate([each.limits for each in past]))
+        is_short = may_miss & (deepest < np.concatenate([each.limits for each in past]))
         ended = np.flatnonzero(is_short & (num_accepted == deepest.clip(max=MOST_LEVELS - 1)))
-        self._reached.add(
-            np.concatenate([rows[requests], rows[ended]]),
-            np.concatenate([depths, deepest[ended].clip(max=MOST_LEVELS - 1)]),
-            np.concatenate([accepted, np.zeros(len(ended), dtype=bool)]),
-        )
+        yield rows[requests], REACHED + depths, accepted
+        yield rows[ended], REACHED + deepest[ended].clip(max=MOST_LEVELS - 1), np.zeros(len(ended), dtype=bool)
+
+    def _show(self, rows: np.ndarray, bins: np.ndarray, accepted: np.ndarray) -> None:
+        if self.watch is not None:
+            self.watch(self._rates.estimates[rows, bins], accepted)
 
     def _texts(self, past: Sequence[Past], width: int) -> np.ndarray:
         """int64 [number of requests in all drafts, width]   the tokens that followed; -1: none, or not known."""
@@ -164,10 +176,11 @@ class Survival:
                 i += 1
         return texts
 
-
-def _columns(estimates: np.ndarray, first: int, number: int) -> np.ndarray:
-    """float64 [n, number]   those from `first` on. Those beyond the last one are as that."""
-    if first + number <= estimates.shape[1]:
-        return estimates[:, first : first + number]
-    found: np.ndarray = estimates[:, np.minimum(np.arange(first, first + number), estimates.shape[1] - 1)]
-    return found
+    def _columns(self, rows: np.ndarray, table: int, first: int, number: int) -> np.ndarray:
+        """float64 [n, number]   the estimates of these rows for levels from `first` on. Levels below the last one of
+        the table are as that. table: its first bin."""
+        if first + number <= MOST_LEVELS:
+            return self._rates.estimates[rows, table + first : table + first + number]
+        columns = table + np.minimum(np.arange(first, first + number), MOST_LEVELS - 1)
+        found: np.ndarray = self._rates.estimates[rows[:, None], columns]
+        return found

@@ -215,7 +215,7 @@ def test_retries_become_rarer_where_none_gains() -> None:
     assert owed[retries.NUM_PATIENT] == retries.LEAST_RARE + 1
     assert owed[39] == retries.MOST_RARE
     gained = retries.GAIN_SHARE * (9 * 0.5 - 1.0)
-    assert owed[40:] == [-gained, -gained + retries.LEAST_RARE], "one that gains is followed by others"
+    assert owed[40:] == [-gained, -gained + 1.0], "one that gains is followed by others"
 
 
 def test_gains_of_retries_pay_for_a_few_that_gain_nothing() -> None:
@@ -233,7 +233,7 @@ def test_gains_of_retries_pay_for_a_few_that_gain_nothing() -> None:
     while tried.is_due and num_vain < 100:
         try_again(0)
         num_vain += 1
-    assert retries.MOST_SAVED < num_vain < 3 * retries.MOST_SAVED
+    assert num_vain == retries.MOST_SAVED + 1
 
 
 def test_one_slow_retry_does_not_stop_the_next_ones() -> None:

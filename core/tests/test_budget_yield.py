@@ -9,7 +9,7 @@ import torch
 from naive_verifier import draft_of
 from simulated_budget import CPU, budget_at, request_of
 
-from specdec_core.budget import budget as budgets, plain_steps
+from specdec_core.budget import budget as budgets, cost_curve
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import CostCurve
@@ -56,10 +56,11 @@ def test_a_rejected_level_is_counted_once() -> None:
     assert survival.of_depths(np.array([0]), 2)[0] == pytest.approx([1, 0], abs=0.1)
 
 
-def test_a_proposer_that_asks_about_levels_is_judged_by_what_its_drafts_yield() -> None:
+@pytest.mark.parametrize("how", ["_asks_levels", "_judges_nodes"])
+def test_a_proposer_whose_drafts_vary_in_length_is_judged_by_what_they_yield(how: str) -> None:
     """Its levels are nearly always right, but it drafts few, and each draft costs as much as a plain step."""
     budget, request = budget_of("any"), request_of()
-    budget._asks_levels = True
+    setattr(budget, how, True)
     budget._levels_per_draft = 0.0
     for step in range(20):
         budget._first.add(1, 1.2, step)
@@ -74,9 +75,7 @@ def test_a_proposer_that_asks_about_levels_is_judged_by_what_its_drafts_yield() 
     assert yields == [[0], [9]]
 
 
-@pytest.mark.parametrize(
-    ("saved", "goes_on", "starts"), [(0.01, False, False), (0.045, True, False), (0.2, True, True)]
-)
+@pytest.mark.parametrize(("saved", "goes_on", "starts"), [(0.04, False, False), (0.08, True, False), (0.2, True, True)])
 def test_to_start_takes_more_than_to_go_on(
     saved: float, goes_on: bool, starts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,7 +88,7 @@ def test_to_start_takes_more_than_to_go_on(
         assert bool(budget.saved_share) == drafts
 
 
-@pytest.mark.parametrize(("saved_share", "number"), [(0.05, 9), (0.6, 1)])
+@pytest.mark.parametrize(("saved_share", "number"), [(0.05, 40), (0.6, 5)])
 def test_plain_steps_are_measured_in_a_row_and_the_rarer_the_more_a_draft_saves(
     saved_share: float, number: int
 ) -> None:
@@ -100,14 +99,14 @@ def test_plain_steps_are_measured_in_a_row_and_the_rarer_the_more_a_draft_saves(
         curve.add(1 if taken[-1] else 6, 1.0)
         plain.end_steps(1.0)
     runs = "".join("x" if each else " " for each in taken).split()
-    assert {len(run) for run in runs} == {plain_steps.NUM_IN_A_ROW}
+    assert {len(run) for run in runs} == {cost_curve.LEAST_COLD + cost_curve.NUM_NEEDED}, "these steps are long"
     assert len(runs) == number
     assert not any(PlainSteps(curve).takes(1, 0.0) for _ in range(9)), "nothing is drafted anyway"
 
 
 def test_plain_steps_are_broken_off_by_a_prompt() -> None:
     plain = PlainSteps(curve := CostCurve({1: 1.0, 8: 1.1}, 16))
-    for _ in range(plain_steps.NUM_IN_A_ROW * 4):
+    for _ in range(cost_curve.NUM_UNMEASURED + 1):
         curve.add(6, 1.0)
     assert plain.takes(1, 0.1)
     plain.break_off()
@@ -164,6 +163,23 @@ def test_in_a_large_batch_some_request_finds_a_draft() -> None:
     budget.survival._rates.estimates[:, ANY] = 0.5
     assert curve.empty_s > 1
     assert all(budget._choose(rows, [9] * 8, Expected.of_plain(8)))
+
+
+def test_choosing_is_a_part_of_what_drafts_cost() -> None:
+    budget, rows = budget_of("a"), np.zeros(1, dtype=np.int64)
+    assert budget._choose(rows, [9], Expected.of_plain(1)) != [0]
+    budget._choice_s = 99.0
+    assert budget._choose(rows, [9], Expected.of_plain(1)) == [0]
+
+
+@pytest.mark.parametrize(("choice_s", "num_steps"), [(0.01, budgets.NUM_HELD), (0.4, 20), (99.0, budgets.MOST_HELD)])
+def test_a_choice_holds_the_longer_the_more_time_it_takes(choice_s: float, num_steps: int) -> None:
+    budget, request, chosen = budget_of("a"), request_of("a"), []
+    budget._choose = lambda rows, limits, so_far: chosen.append(1) or limits  # type: ignore[func-returns-value]
+    for _ in range(3 * num_steps):
+        budget._choice_s = choice_s
+        budget.share([request], [5], Expected.of_plain(1))
+    assert len(chosen) == 3
 
 
 def test_drafts_of_several_proposers_may_be_larger_than_the_table() -> None:

@@ -38,6 +38,18 @@ def test_no_other_number_of_levels_is_expected_to_take_less_time_per_token(data:
     assert time(found) == pytest.approx((1 - share) * time(np.zeros_like(found)))
 
 
+@pytest.mark.parametrize("found", [0.1, 0.4, 0.9])
+def test_a_step_in_which_nothing_is_found_takes_as_long_as_a_plain_one(found: float) -> None:
+    """Only the first draft token takes time. So nothing may be taken from a step of the expected number of tokens."""
+    seconds, gains = np.array([1.0, 1.0, *[1.5] * 9]), found * np.array([[0.9, 0.8, 0.6]])
+    chosen, share = best_levels(gains, np.array([found]), Expected.of_plain(1), seconds, 0.01, 0.0, 1 - found)
+    expected = ((1 - found) * 1.0 + found * 1.5 + 0.01) / (1 + gains.sum())
+    assert chosen.tolist() == [3]
+    assert share == pytest.approx(1 - expected)
+    _, of_mean = best_levels(gains, np.array([found]), Expected.of_plain(1), seconds, 0.01, 0.0)
+    assert of_mean < share - 0.01
+
+
 def _is_by_gain(gains: np.ndarray, numbers: np.ndarray) -> bool:
     levels = np.arange(gains.shape[1])
     is_taken = levels < numbers[:, None]

@@ -67,3 +67,24 @@ def test_each_group_has_shares_of_its_own() -> None:
     distance = abs(found.estimates[ROWS, 0] - 0.5)
     assert distance[groups == 0].min() > 0.2
     assert distance[groups == 1].max() < 0.1
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_tables_share_nothing(is_mixed: bool) -> None:
+    """Two tables in one count as two. With the bins of one table for those of the other, they do not."""
+    random, guesses = np.random.default_rng(0), (np.array([0.5, 0.7]), np.array([0.9]))
+    together, alone = Rates(len(ROWS), *guesses), [Rates(len(ROWS), each) for each in guesses]
+    for row in ROWS:
+        for each in (together, *alone):
+            each.start(row, row % 3)
+    for _ in range(50):
+        rows, bins = random.integers(0, len(ROWS), 40), random.integers(0, 3, 40)
+        accepted = random.random(40) < np.array([0.2, 0.9, 0.6])[bins]
+        together.add(rows, (bins + is_mixed) % 3, accepted)
+        for table, each in enumerate(alone):
+            is_own = (bins == 2) == bool(table)
+            each.add(rows[is_own], bins[is_own] - 2 * table, accepted[is_own])
+    for each in (together, *alone):
+        each.update(ROWS)
+    expected = np.concatenate([each.estimates for each in alone], axis=1)
+    assert np.allclose(together.estimates, expected, rtol=1e-12) != is_mixed

@@ -25,7 +25,7 @@ from specdec_core.budget.survival import Past, Survival
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import RequestView
 
-MIN_SAVING_TO_START, MIN_SAVING_TO_GO_ON = 0.06, 0.03
+MIN_SAVING_TO_START, MIN_SAVING_TO_GO_ON = 0.1, 0.06
 """The share of the time that drafting has to save. Estimates err by a few percent, and those that err upward are the
 ones that are acted on. To start takes more: after a draft, plain steps are slower (NUM_COLD), and so are first
 drafts."""

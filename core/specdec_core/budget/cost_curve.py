@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import ceil, log
 from statistics import median
 
 import numpy as np
@@ -21,13 +22,14 @@ NUM_NEEDED = 3
 """Measurements that it takes to correct the table."""
 DOUBTFUL = 1.5
 """By how many times the load has to change until sizes that were not measured since are doubtful."""
-OF_MACHINE = 0.7
+NOISE, OF_SIZES, NEWEST_WEIGHT = 0.063, 0.027, 0.1
 """Where sizes are measured, and none of those that were before, the load of the machine may have changed, or the cost
-of these sizes in comparison with others. So much of the change (of its logarithm) is taken as the former. The rest adds
-up if it is always the same; what was noise does not change for long which size pays."""
-NUM_COLD = 20
-"""Plain steps after a draft that take longer, since the draft has emptied the caches: the first twice as long, and the
-next ones a quarter, then a tenth longer, on a CPU."""
+of these sizes in comparison with others. The change (of its logarithm) is shared out by the variance that either has:
+NOISE at first for the machine, then what repeated measurements of the same sizes show, with NEWEST_WEIGHT for the
+newest; OF_SIZES for the sizes, where the rest adds up if it is always the same."""
+COLD_S, LEAST_COLD, MOST_COLD = 0.012, 2, 20
+"""For so many seconds, and for a number of steps within these bounds, plain steps take longer after a draft, on a CPU:
+the first twice as long if they are short, the next ones a quarter, and the last ones still a tenth."""
 
 
 class CostCurve:
@@ -50,7 +52,7 @@ class CostCurve:
         self._logs = np.log(np.arange(1, max_tokens + 1))
         self._recent = [Recent(MOST_AGE) for _ in self._sizes]
         self._ratios: dict[int, float] = {}  # of the bins that were measured
-        self.load = 1.0
+        self.load, self._noise = 1.0, NOISE
         self._load_at: dict[int, float] = {}  # of each bin: when it was last measured
         self._last: list[int] = []  # the bins that were measured before the last update
         self._empty = Recent(MOST_AGE)
@@ -61,10 +63,12 @@ class CostCurve:
         self._expected = list(zip(bins.tolist(), self._base[1:].tolist(), strict=True))  # of each number of tokens
         self.seconds = self._base
 
-    def add(self, num_tokens: int, seconds: float) -> None:
-        """Correct the curve by one step."""
+    def add(self, num_tokens: int, seconds: float, number: int = 1) -> None:
+        """Correct the curve by a step, or by the mean of a number of steps in a row."""
         nearest, expected_s = self._expected[num_tokens - 1]
-        self._recent[nearest].add(seconds / expected_s, self._num_steps + 1)
+        self._num_steps += number - 1
+        for _ in range(min(number, NUM_NEEDED)):
+            self._recent[nearest].add(seconds / expected_s, self._num_steps + 1)
         self._measured_at[nearest] = self._num_steps + 1
         self._count_step()
 
@@ -91,6 +95,10 @@ class CostCurve:
     def more_s(self, num_tokens: int, more: int) -> float:
         """The seconds that `more` tokens add to a forward pass of num_tokens."""
         return self.at(num_tokens + more) - self.at(num_tokens)
+
+    def num_cold(self, num_tokens: int) -> int:
+        """How many plain steps of so many tokens take longer after a draft."""
+        return min(max(ceil(COLD_S / self.at(num_tokens)), LEAST_COLD), MOST_COLD)
 
     def is_out_of_date(self, num_tokens: int) -> bool:
         """Whether many steps were measured since the last one of about so many tokens."""
@@ -121,7 +129,11 @@ class CostCurve:
         changes = {i: ratio / self._ratios[i] for i, ratio in fresh.items() if i in self._ratios}
         # Where drafting starts or stops, all other sizes are measured than before.
         stayed = [changes[i] for i in self._last if i in changes]
-        change = median(stayed) if stayed else median(changes.values() or [1.0]) ** OF_MACHINE
+        if stayed:
+            change = median(stayed)
+            self._noise += NEWEST_WEIGHT * (log(change) ** 2 - self._noise)
+        else:
+            change = median(changes.values() or [1.0]) ** (self._noise / (self._noise + OF_SIZES))
         self.load *= change
         self._ratios = {i: ratio * change for i, ratio in self._ratios.items()} | fresh
         self._load_at |= dict.fromkeys(fresh, self.load)

@@ -14,6 +14,10 @@ class Debt:
     def is_paid(self) -> bool:
         return self._owed_s <= 0
 
+    @property
+    def has_savings(self) -> bool:
+        return self._owed_s < 0
+
     def add(self, seconds: float) -> None:
         self._owed_s += seconds
 

@@ -3,13 +3,11 @@ faster than it seems."""
 
 from __future__ import annotations
 
-from specdec_core.budget.cost_curve import NUM_COLD, NUM_NEEDED, CostCurve
+from specdec_core.budget.cost_curve import NUM_NEEDED, CostCurve
 from specdec_core.budget.debt import Debt
 
 TIME_SHARE = 0.02
 """Of the time that plain steps may cost, where it is a close question whether drafting pays."""
-NUM_IN_A_ROW = NUM_COLD + NUM_NEEDED
-"""The last ones are measured."""
 COLD_SHARE = 0.2
 """By what share they take longer than other plain steps, on average."""
 CLOSE, MOST_RARER = 0.1, 3.0
@@ -30,8 +28,8 @@ class PlainSteps:
         """
         is_wanted = self._debt.is_paid and self._curve.is_out_of_date(num_requests)
         if saved_share and not self._num_left and (is_wanted or self._curve.is_doubtful(num_requests)):
-            self._num_left = NUM_IN_A_ROW
-            lost_s = NUM_IN_A_ROW * self._curve.at(num_requests) * (saved_share + COLD_SHARE)
+            self._num_left = self._curve.num_cold(num_requests) + NUM_NEEDED  # the last ones are measured
+            lost_s = self._num_left * self._curve.at(num_requests) * (saved_share + COLD_SHARE)
             self._debt.add(lost_s * min(max(1.0, saved_share / CLOSE), MOST_RARER))
         is_taken = saved_share > 0 and self._num_left > 0
         self._num_left -= is_taken

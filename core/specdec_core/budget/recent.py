@@ -7,9 +7,10 @@ from statistics import median
 
 NUM_KEPT, NUM_NEEDED = 15, 5
 """The newest measurements that are kept, and how many it takes."""
-OUTLIER = 1.5
+OUTLIER = 2.5
 """Measurements count as at most this many times the median, so that single slow ones hardly do. The median alone would
-be too low: most of what is slow now and then is slow in drafting."""
+be too low: most of what is slow now and then is slow in drafting, and drafts that find something take twice as long as
+those that do not."""
 
 
 class Recent:

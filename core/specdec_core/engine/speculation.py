@@ -6,12 +6,13 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from statistics import fmean
+from time import perf_counter
 
 import torch
 
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
-from specdec_core.budget.cost_curve import NUM_COLD, CostCurve
+from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.budget.plain_steps import PlainSteps
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.report import StepReport
@@ -55,6 +56,7 @@ class Speculation:
         self._num_tokens = self._num_alike = 0  # of the last step; and how many steps had as many; 0: with prefill
         self._own_drafts: list[Draft | None] = []  # of this step, by proposer
         self._own_counts = OwnCounts()
+        self._own_s = self._ended_s = 0.0  # what `propose` took here, without proposers, and the last `end_step`
         self._unsaved: list[float] = []  # seconds of steps that the budgets do not know of yet
         self._started: set[Request] = set()
 
@@ -107,9 +109,11 @@ class Speculation:
     def propose(self, schedule: Schedule) -> Draft:
         """Return one draft over all scheduled requests, combined from the proposers' drafts."""
         if self._is_idle:
+            self._own_s = 0.0
             return self._empty_draft(len(schedule.requests))
+        started, drafted_s = perf_counter(), 0.0
         if self._takes_plain_step(schedule):
-            self._own_drafts = [None] * len(self.drafters)
+            self._own_drafts, self._own_s = [None] * len(self.drafters), 0.0
             return self._empty_draft(len(schedule.requests))
         num_requests = len(schedule.requests)
         so_far = Expected.of_plain(num_requests)
@@ -123,11 +127,14 @@ class Speculation:
                 continue
             if last is not None:
                 so_far, last = last[0].after(schedule.requests, last[1]), None
+            asked = perf_counter()
             draft = drafter.propose(schedule, so_far)
+            drafted_s += perf_counter() - asked
             self._own_drafts.append(draft)
             if drafter.budget is not None and draft is not None:
                 last = drafter.budget, draft
                 is_beside |= draft.num_nodes > 0
+        self._own_s = perf_counter() - started - drafted_s
         drafts = [draft for draft in self._own_drafts if draft is not None and draft.num_nodes]
         if not drafts:
             return self._empty_draft(num_requests)
@@ -181,21 +188,24 @@ class Speculation:
             self._watch.add(report, has_asked=has_asked)
         if self._curve is None:
             return
-        seconds = report.target_s + report.other_s
+        started = perf_counter()
+        seconds = report.target_s + report.other_s + self._own_s + self._ended_s
         self._unsaved.append(report.draft_s + seconds)
         self._num_plain = 0 if has_asked else self._num_plain + 1
         num_tokens = 0 if report.num_prefill_tokens else report.num_nodes + report.num_decode_requests
         self._num_alike = self._num_alike + 1 if num_tokens == self._num_tokens else 1
         self._num_tokens = num_tokens
         if self._is_idle and len(self._unsaved) < MOST_STEPS:
+            self._ended_s = 0.0
             return  # budgets learn of these steps together
         if not report.num_prefill_tokens:
             if has_asked and not report.num_nodes:
                 self._curve.add_empty(num_tokens, seconds)
             elif has_asked:
                 self._curve.add(num_tokens, seconds)
-            elif self._num_plain > NUM_COLD:  # the mean of those that are counted together
-                self._curve.add(num_tokens, fmean(self._unsaved[-min(self._num_alike, self._num_plain - NUM_COLD) :]))
+            elif (num_warm := self._num_plain - self._curve.num_cold(num_tokens)) > 0:  # the mean of those together
+                number = min(self._num_alike, num_warm, len(self._unsaved))
+                self._curve.add(num_tokens, fmean(self._unsaved[-number:]), number)
         num_drafts = sum(draft is not None and draft.num_nodes > 0 for draft in self._own_drafts)
         accepted = report.accepted_per_request if num_drafts == 1 else {}  # else it is not known whose they were
         of_step = report.num_decode_requests, accepted
@@ -205,6 +215,7 @@ class Speculation:
         if self._plain_steps is not None:
             self._plain_steps.end_steps(sum(self._unsaved))
         self._unsaved.clear()
+        self._ended_s = perf_counter() - started
 
     def metrics(self) -> list[Counter | Gauge]:
         """The proposers' own metrics and, if there are several, what each has drafted, as METHOD_NAME."""

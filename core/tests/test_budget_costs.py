@@ -156,6 +156,21 @@ def test_noise_where_drafting_starts_and_stops_makes_plain_steps_neither_dear_no
     assert mean(map(abs, errors)) < 0.13, "that of single measurements is 0.2"
 
 
+def test_a_change_at_other_sizes_is_one_of_the_machine_if_that_is_noisy() -> None:
+    changes = []
+    for noise in (1.0, 1.5):
+        curve = CostCurve({1: 1.0, 6: 1.5}, 16)
+        for i in range(20):
+            for _ in range(NUM_BETWEEN):
+                curve.add(6, 1.5 * noise ** (-1) ** i)
+        before, seconds = curve.at(6), 1.3 * curve.at(1)
+        for _ in range(NUM_BETWEEN):
+            curve.add(1, seconds)
+        assert curve.at(1) == pytest.approx(seconds)
+        changes.append(curve.at(6) / before)
+    assert 1.0 < changes[0] < 1.1 < 1.2 < changes[1] < 1.3
+
+
 def test_plain_steps_count_once_the_caches_are_warm_again() -> None:
     curve = CostCurve({1: 1.0, 6: 1.5}, 16)
     speculation = Speculation([], torch.device("cpu"), curve)

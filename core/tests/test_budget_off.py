@@ -212,7 +212,7 @@ def test_retries_become_rarer_where_none_gains() -> None:
         tried.end_steps([1.0], 0.5, {"a": gains}, 1)
         owed.append(tried._debt._owed_s)
     assert owed[0] == retries.LEAST_RARE
-    assert owed[retries.NUM_PATIENT] == retries.LEAST_RARE + 1
+    assert owed[retries.NUM_PATIENT // 2] == retries.LEAST_RARE + 0.5
     assert owed[39] == retries.MOST_RARE
     gained = retries.GAIN_SHARE * (9 * 0.5 - 1.0)
     assert owed[40:] == [-gained, -gained + 1.0], "one that gains is followed by others"

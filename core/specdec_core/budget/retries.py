@@ -9,9 +9,9 @@ from specdec_core.budget.debt import Debt
 
 TIME_SHARE = 0.01
 """Of the time that retries may cost, after a few that gained nothing."""
-LEAST_RARE, NUM_PATIENT, MOST_RARE = 0.25, 8, 4.0
+LEAST_RARE, NUM_PATIENT, MOST_RARE = 0.25, 8, 1.0
 """A retry counts as LEAST_RARE times its cost after one that gained. Each NUM_PATIENT retries in a row that gain
-nothing add 1 to this factor, up to MOST_RARE: so retries take between 4 and 1/4 times TIME_SHARE of the time."""
+nothing add 1 to this factor, up to MOST_RARE: so retries take between 4 times TIME_SHARE of the time and once."""
 NUM_TOKENS, MOST_TOGETHER = 4, 4
 """Draft tokens of a request that is tried again, and how many requests are in a step if the proposer reads hidden
 states: those of requests that were not observed yet are read first, which takes long."""

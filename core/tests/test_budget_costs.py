@@ -160,6 +160,8 @@ def test_a_change_at_other_sizes_is_one_of_the_machine_if_that_is_noisy() -> Non
     changes = []
     for noise in (1.0, 1.5):
         curve = CostCurve({1: 1.0, 6: 1.5}, 16)
+        for _ in range(NUM_BETWEEN):
+            curve.add(1, 1.0)
         for i in range(20):
             for _ in range(NUM_BETWEEN):
                 curve.add(6, 1.5 * noise ** (-1) ** i)

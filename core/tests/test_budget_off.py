@@ -198,11 +198,6 @@ def test_a_few_requests_are_tried_again_in_turn() -> None:
     assert tried == [[4, 4, 2, 4, 0, 0], [4, 4, 0, 0, 4, 4], [0, 0, 2, 4, 4, 4]]
 
 
-def test_all_are_tried_again_at_once_where_nothing_is_observed() -> None:
-    tried = Retries(observes=False)
-    assert tried.choose([*"abcdef"], [9] * 6, [0] * 6) == [4] * 6
-
-
 def test_retries_become_rarer_where_none_gains() -> None:
     tried, owed = Retries(), []
     for gains in [0] * 40 + [9] + [0]:

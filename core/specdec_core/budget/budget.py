@@ -106,7 +106,7 @@ class Budget:
         # Averages of drafts: draft tokens of a level, levels after the first, draft tokens that are verified, and the
         # share of the expected gain that these have. Drafts that a limit keeps short do not count.
         self._nodes_per_level = self._levels_per_draft = self._kept_per_draft = self._kept_gain = 1.0
-        self.retries, self._observes, self._starts = Retries(observes=observes), observes, Starts()
+        self.retries, self._observes, self._starts = Retries(), observes, Starts()
         self._num_kept = 0  # draft tokens of this step that are verified
         self.saved_share = 0.0
         self._can_retry = True  # some request of the last step may have draft tokens

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 
 from specdec_core.budget.debt import Debt
@@ -13,8 +12,8 @@ LEAST_RARE, NUM_PATIENT, MOST_RARE = 0.25, 8, 1.0
 """A retry counts as LEAST_RARE times its cost after one that gained. Each NUM_PATIENT retries in a row that gain
 nothing add 1 to this factor, up to MOST_RARE: so retries take between 4 times TIME_SHARE of the time and once."""
 NUM_TOKENS, MOST_TOGETHER = 4, 4
-"""Draft tokens of a request that is tried again, and how many requests are in a step if the proposer reads hidden
-states: those of requests that were not observed yet are read first, which takes long."""
+"""Draft tokens of a request that is tried again, and how many requests are in a step. More would take so long that the
+next retry had to wait for seconds; and hidden states that were not observed yet are read first."""
 GAIN_SHARE, MOST_SAVED = 0.5, 8.0
 """Of the time that a retry gains, the share that later ones may lose, and how many times a retry's cost is saved up."""
 OUTLIER = 4.0
@@ -26,13 +25,10 @@ class Retries:
     pass, less the time that accepted draft tokens save. A retry that gains is followed by others at
     once, until the estimates have changed.
 
-    observes: whether the proposer reads hidden states.
-
     Attribute: number, of the requests that are tried again in this step.
     """
 
-    def __init__(self, *, observes: bool = True) -> None:
-        self._most = MOST_TOGETHER if observes else sys.maxsize
+    def __init__(self) -> None:
         self._debt = Debt(TIME_SHARE)
         self._ids: list[str] = []  # of the requests that are tried again in this step
         self._is_whole = False  # no other request drafts in this step
@@ -59,7 +55,7 @@ class Retries:
 
     def choose(self, ids: Sequence[str], limits: Sequence[int], numbers: list[int]) -> list[int]:
         """Return the numbers of draft tokens together with those of requests that are tried again, if it is time. Not
-        all at once if the proposer observes; what some show tells of the others, too.
+        all at once: what some show tells of the others, too.
 
         ids, limits: of the requests, and the most draft tokens of each. numbers: of draft tokens; 0: it is off.
         """
@@ -67,7 +63,7 @@ class Retries:
             return numbers
         off = [i for i, number in enumerate(numbers) if not number]
         first = self._next % len(off)
-        tried = (off[first:] + off[:first])[: self._most]
+        tried = (off[first:] + off[:first])[:MOST_TOGETHER]
         self._next, self._ids, self._is_whole = first + len(tried), [ids[i] for i in tried], len(off) == len(numbers)
         return [
             min(limit, NUM_TOKENS) if i in tried else number

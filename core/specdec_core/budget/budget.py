@@ -27,7 +27,7 @@ from specdec_core.contracts.proposer import RequestView
 
 MIN_SAVING_TO_START, MIN_SAVING_TO_GO_ON = 0.1, 0.06
 """The share of the time that drafting has to save. Estimates err by a few percent, and those that err upward are the
-ones that are acted on. To start takes more: after a draft, plain steps are slower (NUM_COLD), and so are first
+ones that are acted on. To start takes more: after a draft, plain steps are slower (COLD_S), and so are first
 drafts."""
 MOST_CHOSEN = 64
 """Levels that are considered before drafting; a request for which all of them pay may have any number."""

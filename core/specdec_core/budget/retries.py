@@ -95,7 +95,7 @@ class Retries:
                 lost_s = min(max(lost_s, seconds[-1] - plain_s), OUTLIER * lost_s)
             gained_s = sum(accepted.get(request_id, 0) for request_id in self._ids) * plain_s / num_requests
             rare = min(LEAST_RARE + self._num_vain / NUM_PATIENT, MOST_RARE)
-            rare = 1.0 if self._debt.has_savings else rare
+            rare = 1.0 if self._debt.has_savings else rare  # else retries would go on though they lose on average
             if gained_s > lost_s:
                 self._debt.save(GAIN_SHARE * (gained_s - lost_s), MOST_SAVED * lost_s)
             else:

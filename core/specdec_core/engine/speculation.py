@@ -189,8 +189,9 @@ class Speculation:
         if self._curve is None:
             return
         started = perf_counter()
-        seconds = report.target_s + report.other_s + self._own_s + self._ended_s
+        seconds = report.target_s + report.other_s + self._ended_s
         self._unsaved.append(report.draft_s + seconds)
+        seconds += self._own_s  # which draft_s has, too, but no budget counts
         self._num_plain = 0 if has_asked else self._num_plain + 1
         num_tokens = 0 if report.num_prefill_tokens else report.num_nodes + report.num_decode_requests
         self._num_alike = self._num_alike + 1 if num_tokens == self._num_tokens else 1

@@ -190,6 +190,18 @@ def test_plain_steps_count_once_the_caches_are_warm_again() -> None:
     assert curve.seconds[[1, 6]] == pytest.approx([1.0, 1.5], rel=1e-3), "counting takes a little, too"
 
 
+def test_what_the_engine_does_beside_the_proposers_counts_once() -> None:
+    """It is a part of the time of drafting, which the budgets measure without it: the forward pass pays for it."""
+    curve, added, totals = CostCurve({1: 1.0, 6: 1.5}, 16), list[float](), list[float]()
+    speculation = Speculation([], torch.device("cpu"), curve)
+    assert speculation._plain_steps is not None
+    speculation._plain_steps.end_steps = totals.append  # type: ignore[method-assign]
+    curve.add = lambda num_tokens, seconds, number=1: added.append(seconds)  # type: ignore[method-assign]
+    speculation._own_drafts, speculation._own_s = [Draft.from_chains([[7] * 5])], 5.0
+    speculation.end_step(StepReport(num_decode_requests=1, num_nodes=5, target_s=1.0, draft_s=7.0))
+    assert (added, totals) == ([6.0], [8.0])
+
+
 def test_all_plain_steps_count_that_are_decided_together() -> None:
     """The last one before the next decision is slower. Those of other sizes do not count."""
     curve = CostCurve({1: 1.0, 2: 1.1, 6: 1.5}, 16)

@@ -152,6 +152,15 @@ def test_a_draft_of_one_token_does_not_hide_that_a_proposer_asks() -> None:
     assert budget._asks_levels
 
 
+def test_a_step_without_a_draft_is_not_charged_for_draft_tokens() -> None:
+    """The first further token doubles the time, and the next ones take none. A draft is found in 3 of 10 steps."""
+    budget = Budget(CostCurve({1: 1.0, 2: 2.0, 64: 2.01}, 64), 1, 9, in_place=False)
+    budget.start(request_of("a"), is_sampled=False)
+    budget.survival._rates.estimates[:, ANY] = 0.3
+    assert budget._choose(np.array([0]), [9], Expected.of_plain(1)) == [9]
+    assert budget.saved_share == pytest.approx(1 - 1.3 / (1 + 0.3 * sum(GUESS**n for n in range(1, 10))), abs=0.01)
+
+
 def test_in_a_large_batch_some_request_finds_a_draft() -> None:
     """So the forward pass is not slower than with drafts: no request pays for that."""
     budget = Budget(curve := CostCurve({1: 1.0, 64: 1.001}, 64), 8, 9, in_place=False)

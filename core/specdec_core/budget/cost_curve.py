@@ -64,7 +64,7 @@ class CostCurve:
         self.seconds = self._base
 
     def add(self, num_tokens: int, seconds: float, number: int = 1) -> None:
-        """Correct the curve by a step, or by the mean of a number of steps in a row."""
+        """Correct the curve by a step, or by the mean of a number of steps in a row. NUM_NEEDED of these suffice."""
         nearest, expected_s = self._expected[num_tokens - 1]
         self._num_steps += number - 1
         for _ in range(min(number, NUM_NEEDED)):

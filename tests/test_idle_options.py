@@ -18,14 +18,12 @@ TREE = "[(0,), (1,), (0, 0), (0, 1), (1, 0)]"
 @pytest.mark.parametrize(
     ("keywords", "messages"),
     [
-        ({"enforce_eager": True}, ["enforce_eager=True changes nothing here: there are no CUDA graphs yet"]),
         ({"runner": "generate"}, ["runner='generate' changes nothing here: this engine only generates text"]),
         ({"speculative_config": NGRAM | PADDED}, ["disable_padded_drafter_batch=True changes nothing here"]),
         ({"speculative_config": {"method": "eagle"} | PADDED}, ["disable_padded_drafter_batch=True changes nothing"]),
-        ({"speculative_config": NGRAM | {"enforce_eager": True}}, ["enforce_eager=True changes nothing here"]),
         (
-            {"enforce_eager": True, "speculative_config": {"method": "eagle", "enforce_eager": True, **PADDED}},
-            ["enforce_eager=True changes nothing", "disable_padded_drafter_batch=True changes nothing"],
+            {"runner": "generate", "speculative_config": {"method": "eagle", "enforce_eager": True, **PADDED}},
+            ["runner='generate' changes nothing", "disable_padded_drafter_batch=True changes nothing"],
         ),
     ],
     ids=str,
@@ -39,16 +37,16 @@ def test_one_warning_names_what_changes_nothing(keywords: dict[str, Any], messag
 
 
 def test_the_warning_is_of_the_line_that_makes_the_llm() -> None:
-    with pytest.warns(UserWarning, match="enforce_eager=True") as caught:
-        LLM("tiny", max_model_len=64, enforce_eager=True)
+    with pytest.warns(UserWarning, match="runner='generate'") as caught:
+        LLM("tiny", max_model_len=64, runner="generate")
     assert [warning.filename for warning in caught] == [__file__]
 
 
 @pytest.mark.parametrize(
     "keywords",
     [
-        {"enforce_eager": False, "runner": "auto"},
-        {"speculative_config": NGRAM | {"enforce_eager": False, "draft_tensor_parallel_size": 1, "model": None}},
+        {"enforce_eager": True, "runner": "auto"},
+        {"speculative_config": NGRAM | {"enforce_eager": True, "draft_tensor_parallel_size": 1, "model": None}},
         {"speculative_config": {"method": "eagle", "enforce_eager": False, "draft_tensor_parallel_size": 1}},
     ],
     ids=str,

@@ -47,10 +47,11 @@ def seen_slots(plan: AttentionPlan, window: int | None) -> tuple[torch.Tensor, t
     """Return the KV-cache slots that each query row attends to, as two tensors [num_tokens, num_slots].
 
     The first has the slot indices, the second whether the row attends to that slot. Where it does not, the index is 0.
-    num_slots is the largest context length of the batch.
+    num_slots is that of the longest block table.
     """
     owners, size = plan.token_requests.clamp(min=0), plan.metadata.block_size
-    local = torch.arange(int(plan.context_lens.max())).expand(len(owners), -1)
+    num_slots = plan.block_tables.shape[1] * size
+    local = torch.arange(num_slots, device=owners.device).expand(len(owners), -1)
     is_seen = local < plan.prefix_lens.unsqueeze(1)
     if num_words := plan.ancestors.shape[1]:
         bits = local - plan.tree_start[owners].unsqueeze(1)

@@ -43,10 +43,10 @@ def test_numbers_that_make_no_sense(key: str, value: Any, message: str) -> None:
         speculative(**{key: value})
 
 
-IDLE_KEYS = {"enforce_eager", "disable_padded_drafter_batch"}
+FLAGS = {"enforce_eager", "disable_padded_drafter_batch"}
 
 
-@pytest.mark.parametrize("key", sorted({attribute.name for attribute in fields(DraftModelConfig)} - IDLE_KEYS))
+@pytest.mark.parametrize("key", sorted({attribute.name for attribute in fields(DraftModelConfig)} - FLAGS))
 def test_keys_of_draft_models_are_refused_by_methods_without_one(key: str) -> None:
     with pytest.raises(ConfigError, match=f"no key '{key}': the method takes no draft model"):
         speculative(**{key: "x"})
@@ -55,7 +55,7 @@ def test_keys_of_draft_models_are_refused_by_methods_without_one(key: str) -> No
 @pytest.mark.parametrize(
     "keys",
     [{attribute.name: None} for attribute in fields(DraftModelConfig)]
-    + [{"draft_tensor_parallel_size": 1}, {"enforce_eager": False}, *({key: True} for key in sorted(IDLE_KEYS))],
+    + [{"draft_tensor_parallel_size": 1}, {"enforce_eager": False}, *({key: True} for key in sorted(FLAGS))],
     ids=str,
 )
 def test_keys_of_draft_models_that_ask_for_nothing_are_taken_by_all_methods(keys: dict[str, Any]) -> None:
@@ -63,7 +63,7 @@ def test_keys_of_draft_models_that_ask_for_nothing_are_taken_by_all_methods(keys
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [*((key, 1) for key in sorted(IDLE_KEYS)), ("draft_tensor_parallel_size", 2), ("model", "")]
+    ("key", "value"), [*((key, 1) for key in sorted(FLAGS)), ("draft_tensor_parallel_size", 2), ("model", "")]
 )
 def test_other_values_of_such_keys_are_refused(key: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=key):
@@ -158,9 +158,9 @@ CHANGES = [
     {"max_num_batched_tokens": 100},
     {"block_size": 32},
     {"trust_remote_code": True},
+    {"enforce_eager": True},
 ]
 NO_CHANGES = [
-    {"enforce_eager": True},
     {"seed": 3},
     {"metrics_prefix": "vllm"},
     {"disable_log_stats": True},

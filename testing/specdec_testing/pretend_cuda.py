@@ -20,6 +20,8 @@ import torch
 from torch.overrides import TorchFunctionMode, get_default_nowrap_functions
 from torch.utils._pytree import tree_leaves, tree_map
 
+from specdec_testing.pretend_graphs import PretendGraphs
+
 CUDA = torch.device("cuda", 0)
 INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
 PLAIN = (torch.device, torch._C._nn._parse_to, torch._has_compatible_shallow_copy_type)
@@ -69,13 +71,14 @@ class PretendCuda(TorchFunctionMode):
     device, and torch.cuda says that there is one. Models can be moved to it, in float32.
 
     Attributes: uploads, the number of elements of each tensor that was copied from the host. waits, the places at which
-    the host would have waited for the device, in order, such as "nonzero at builder.py:76".
+    the host would have waited for the device, in order, such as "nonzero at builder.py:76". graphs, the CUDA graphs.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.uploads: list[int] = []
         self.waits: list[str] = []
+        self.graphs = PretendGraphs(run)
         self._pinned: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
         self._patches = ExitStack()
 
@@ -88,6 +91,9 @@ class PretendCuda(TorchFunctionMode):
             "mem_get_info": lambda device=None: (2**33, 2**34),
             "get_device_capability": lambda device=None: (9, 0),
             "device": lambda device=None: nullcontext(),
+            "CUDAGraph": self.graphs.make,
+            "graph": self.graphs.capture,
+            "graph_pool_handle": lambda: (0, 1),
             "synchronize": lambda device=None: self.waits.append(f"synchronize{_place()}"),
         }
         for name, value in found.items():
@@ -110,8 +116,10 @@ class PretendCuda(TorchFunctionMode):
             self._pinned[id(pinned)] = pinned
             return pinned
         result = run(function, args, kwargs)
-        if self._waits(function, args, kwargs, result):
-            self.waits.append(f"{function.__name__}{_place()}")
+        wait = f"{function.__name__}{_place()}" if self._waits(function, args, kwargs, result) else None
+        self.graphs.record((function, args, kwargs, result), wait)
+        if wait is not None:
+            self.waits.append(wait)
         is_copy = function in MAKING or (function is torch.Tensor.to and not isinstance(args[0], OnCuda))
         if is_copy and isinstance(result, OnCuda):
             self.uploads.append(result.numel())

@@ -64,7 +64,13 @@ class DraftModelConfig:
     draft_tensor_parallel_size: int = option(
         not_yet(1), "Number of GPUs that share each layer of the draft.", default=1, hashed=False
     )
-    enforce_eager: bool = idle_option(flag, "there are no CUDA graphs yet", default=False)
+    enforce_eager: bool = option(
+        flag,
+        "On a GPU, run a draft model's forward passes without CUDA graphs. A draft head has none. On a CPU it changes "
+        "nothing.",
+        default=False,
+        hashed=False,
+    )
     disable_padded_drafter_batch: bool = idle_option(
         flag, "on a CPU drafts are not padded, on a GPU always", default=False
     )

@@ -96,7 +96,12 @@ class EngineConfig:
         default=0,
         hashed=False,
     )
-    enforce_eager: bool = idle_option(flag, "there are no CUDA graphs yet", default=False)
+    enforce_eager: bool = option(
+        flag,
+        "On a GPU, launch each kernel of a forward pass by itself, instead of a CUDA graph of all of them. That takes "
+        "less memory and more time. On a CPU it changes nothing.",
+        default=False,
+    )
     max_model_len: int | None = option(
         whole_number(1, optional=True),
         "Most tokens of a request, prompt and output together. None: as many as the model was trained for.",

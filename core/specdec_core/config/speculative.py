@@ -10,7 +10,6 @@ from attrs import field, fields, fields_dict, frozen
 from specdec_core.config.draft_options import DraftHeadConfig, DraftModelConfig, DraftWindowConfig
 from specdec_core.config.fields import option, optional_flag, shown, text, unknown_key, whole_number
 from specdec_core.config.hashing import config_hash
-from specdec_core.config.idle import IDLE
 from specdec_core.config.options import PARSED, is_key
 from specdec_core.errors import ConfigError
 
@@ -185,11 +184,12 @@ def _own_values(options: Any) -> Mapping[str, Any]:
 
 def _needs_no_draft_model(key: object, value: Any) -> bool:
     """Whether a method without a draft model can take this key of `DraftModelConfig`: if the value is None or the
-    default, or if the key changes nothing in any method. Raises ConfigError if such a key has a wrong value."""
+    default, or if the key is a flag, which only says how a draft model runs. Raises ConfigError if a flag has a wrong
+    value."""
     attribute = fields_dict(DraftModelConfig).get(key) if isinstance(key, str) else None
     if attribute is None or value is None:
         return attribute is not None
-    if IDLE in attribute.metadata:
+    if isinstance(attribute.default, bool):
         attribute.validator(None, attribute, value)  # type: ignore[misc]
         return True
     return type(value) is type(attribute.default) and bool(value == attribute.default)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -144,16 +144,26 @@ class PagedAttention:
             self._rows = rows, self._plan.of_rows(rows, self._host_rows)
         return self._rows[1]
 
-    @contextmanager
+    def plan_of(self, metadata: KVMetadata, visibility: Visibility) -> AttentionPlan:
+        """Make the plan of a forward pass, for `using`."""
+        return AttentionPlan(metadata, visibility, self._padding)
+
     def forwarding(
         self,
         metadata: KVMetadata,
         visibility: Visibility,
         window: int | None = None,
         rows: Sequence[int] | None = None,
+    ) -> AbstractContextManager[None]:
+        return self.using(self.plan_of(metadata, visibility), window, rows)
+
+    @contextmanager
+    def using(
+        self, plan: AttentionPlan, window: int | None = None, rows: Sequence[int] | None = None
     ) -> Iterator[None]:
-        plan = self._plan = AttentionPlan(metadata, visibility, self._padding)
-        self._slot_mapping = padded_to(len(visibility.positions), metadata.slot_mapping, value=-1)
+        """A context for one forward pass, as `forwarding`, with its plan."""
+        self._plan = plan
+        self._slot_mapping = padded_to(len(plan.visibility.positions), plan.metadata.slot_mapping, value=-1)
         self._window, self._host_rows = window, rows
         try:
             yield

@@ -40,6 +40,7 @@ class ModelSource:
     revision: str | None = None
     code_revision: str | None = None
     quantization: Any = None
+    enforce_eager: bool = False
 
     @classmethod
     def of_target(cls, config: EngineConfig, device: torch.device) -> ModelSource:
@@ -50,7 +51,8 @@ class ModelSource:
     def of_draft(cls, config: DraftModelConfig, target: TargetInfo) -> ModelSource:
         """The source of a draft model, with the target's dtype, device and trust_remote_code."""
         of_target = {name: getattr(target, name) for name in ("device", "dtype", "trust_remote_code")}
-        own = {name: getattr(config, name) for name in ("model", "revision", "code_revision", "quantization")}
+        names = ("model", "revision", "code_revision", "quantization", "enforce_eager")
+        own = {name: getattr(config, name) for name in names}
         return cls(**of_target, **own)
 
     @property

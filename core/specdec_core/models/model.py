@@ -24,9 +24,11 @@ from specdec_core.models.decoder_trial import record_decoder
 from specdec_core.models.embedding_and_head import EmbeddingAndHead, raw_logits, record_embedding_and_head, table_rows
 from specdec_core.models.families import check_length
 from specdec_core.models.fused_ops import replace_parts
+from specdec_core.models.graphs import ForwardGraphs
 from specdec_core.models.load import ModelSource, load_config, load_weights, parse_dtype
 from specdec_core.models.packed_linear import PackedLinear, pack_linears, recording_shared_inputs
 from specdec_core.models.rope import pin_positions
+from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.padding import padded_to
 
 
@@ -34,7 +36,8 @@ class Model:
     """A causal LM from transformers, run on the paged KV cache: the target, or a draft model.
 
     Public attributes: info (TargetInfo), kv_groups (KVGroups of its layers), eos_token_ids (frozenset of int),
-    attention (PagedAttention) and decoder (Decoder, None if the layers are not fused), both set by `attach`.
+    attention (PagedAttention) and decoder (Decoder, None if the layers are not fused), both set by `attach`; graphs
+    (ForwardGraphs, None if there are none).
     """
 
     def __init__(self, source: ModelSource) -> None:
@@ -47,7 +50,7 @@ class Model:
             with recording_shared_inputs(self._model) as self._linear_groups:
                 sites = probe(self._model)
             self.kv_groups = kv_groups_of(sites.shapes, text_config.num_hidden_layers, self.info.dtype)
-            with record_embedding_and_head(self._model, _backbone(self._model, sites.modules)) as record:
+            with record_embedding_and_head(self._model, backbone_of(self._model, sites.modules)) as record:
                 self._keeps_rows = try_out(self._model, self.info.vocab_size, self.info.max_model_len).keeps_rows
             self._factors = EmbeddingAndHead.of(record, text_config)
             self._recorded = self._record_decoder(sites.modules)
@@ -56,6 +59,8 @@ class Model:
         self._embedding = self._model.get_input_embeddings()
         self.eos_token_ids = _eos_token_ids(self._model.generation_config, text_config)
         self._features: dict[str, torch.Tensor] = {}
+        is_eager = source.enforce_eager or self.info.device.type != "cuda"
+        self.graphs = None if is_eager else ForwardGraphs(self._run)
         self._output_rows: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def attach(
@@ -102,17 +107,32 @@ class Model:
 
         Returns logits [num_rows, vocab] and the taps' hidden states {tap: [num_tokens, width]}.
         """
-        self._features.clear()
         num_rows = len(rows)
         rows = padded_to(self.attention.padded(num_rows), rows)
+        plan = self.attention.plan_of(metadata, visibility)
+        if self.graphs is not None:
+            logits, features = self.graphs.forward(token_ids, plan, rows, window)
+        else:
+            logits, features = self._run(token_ids, positions, rows, plan, window)
+        return logits[:num_rows], features
+
+    def _run(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        plan: AttentionPlan,
+        window: int | None,
+    ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
+        self._features.clear()
         keep = {"logits_to_keep": rows} if self._keeps_rows else {}
-        with self.attention.forwarding(metadata, visibility, window=window):
+        with self.attention.using(plan, window):
             if self.decoder is not None:
                 hidden, features = self.decoder.forward(token_ids, positions, rows)
-                return self.output_head(hidden)[:num_rows], features
+                return self.output_head(hidden), features
             output = self._model(token_ids.unsqueeze(0), position_ids=positions.unsqueeze(0), use_cache=False, **keep)
         logits = output.logits[0] if self._keeps_rows else output.logits[0, rows]
-        return logits[:num_rows], dict(self._features)
+        return logits, dict(self._features)
 
     def embed(self, token_ids: torch.Tensor, raw: bool = False) -> torch.Tensor:
         """Return the embeddings [n, hidden] of token ids [n], as the first layer gets them. raw: return rows of the
@@ -135,7 +155,7 @@ class Model:
 
     def _record_decoder(self, attention_modules: Sequence[nn.Module]) -> RecordedDecoder | None:
         layers = _decoder_layers(self._model, attention_modules)
-        backbone, longest = _backbone(self._model, attention_modules), self.info.max_model_len
+        backbone, longest = backbone_of(self._model, attention_modules), self.info.max_model_len
         return record_decoder(self._model, backbone, layers, attention_modules, self._factors, longest)
 
     def _add_tap(self, tap: str) -> None:
@@ -143,7 +163,7 @@ class Model:
             self._features[tap] = hidden[0]
 
         if tap == "final":
-            backbone = _backbone(self._model, self._attention_modules)
+            backbone = backbone_of(self._model, self._attention_modules)
             backbone.register_forward_hook(lambda module, args, out: keep(out.last_hidden_state))
         else:
             register_tap(_decoder_layers(self._model, self._attention_modules), tap, keep)
@@ -179,7 +199,7 @@ def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]], attention
     replace_parts(module, ops)
 
 
-def _backbone(model: nn.Module, attention_modules: Sequence[nn.Module]) -> nn.Module:
+def backbone_of(model: nn.Module, attention_modules: Sequence[nn.Module]) -> nn.Module:
     """Return the innermost module that contains all attention modules: the model without its LM head. transformers may
     call this module directly, without calling the modules around it."""
     holder = model

@@ -11,6 +11,7 @@ import torch
 from attrs import evolve, field, frozen
 
 from specdec_core.contracts.kv import KVMetadata, Visibility
+from specdec_core.errors import SpecdecError
 from specdec_core.ops.padding import Padding, round_up
 from specdec_core.ops.upload import upload
 
@@ -87,6 +88,16 @@ class AttentionPlan:
     padding: Padding  # of query rows and keys
     memo: dict[str, Any] = field(factory=dict)
     """Implementations may keep here what they computed for this forward pass, under a name of their own."""
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether this is a `FixedPlan`."""
+        return False
+
+    @property
+    def most_keys(self) -> int:
+        """At least as many slots as any token attends to."""
+        return max(np.add(self.metadata.starts, self.metadata.lengths).tolist(), default=0)
 
     def of_rows(self, rows: torch.Tensor, host_rows: Sequence[int] | None = None) -> AttentionPlan:
         """Return the plan of the same forward pass for attention with only one query token per request.
@@ -173,6 +184,56 @@ class AttentionPlan:
             elif length > 0:
                 rectangles.setdefault(round_up(start + length, self.padding.keys).bit_length(), []).append(request)
         return tuple(_segment(np.array(requests), self) for requests in (*rectangles.values(), *alone))
+
+
+class NotOnHost:
+    """Takes the place of numbers that the host does not know while a CUDA graph is captured: whatever is computed with
+    them would be repeated by the graph."""
+
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
+        raise SpecdecError("starts and lengths of requests were read while a CUDA graph was captured")
+
+    __len__ = __iter__ = __getitem__ = __array__ = _refuse
+
+
+@frozen(eq=False, kw_only=True)
+class FixedPlan(AttentionPlan):
+    """The plan of a forward pass that is captured in a CUDA graph. Its tensors are read anew whenever the graph is
+    replayed, and the host knows nothing that differs between forward passes: reading `metadata.starts` or
+    `metadata.lengths` raises SpecdecError."""
+
+    token_requests: torch.Tensor
+    context_lens: torch.Tensor
+
+    @classmethod
+    def of(
+        cls,
+        like: AttentionPlan,
+        visibility: Visibility,
+        *,
+        slot_mapping: torch.Tensor,
+        block_tables: torch.Tensor,
+        token_requests: torch.Tensor,
+        context_lens: torch.Tensor,
+    ) -> FixedPlan:
+        """like: a plan of the same model."""
+        unknown: Any = NotOnHost()
+        metadata = KVMetadata(unknown, unknown, block_tables, slot_mapping, like.metadata.block_size)
+        return cls(
+            metadata=metadata,
+            visibility=visibility,
+            padding=like.padding,
+            token_requests=token_requests,
+            context_lens=context_lens,
+        )
+
+    @property
+    def is_fixed(self) -> bool:
+        return True
+
+    @property
+    def most_keys(self) -> int:
+        return self.metadata.block_tables.shape[1] * self.metadata.block_size
 
 
 def _segment(requests: np.ndarray, plan: AttentionPlan) -> Segment:

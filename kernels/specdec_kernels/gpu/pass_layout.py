@@ -35,9 +35,11 @@ def layout_of(plan: AttentionPlan, tokens_per_tile: int) -> PassLayout:
 
 
 def _layout(plan: AttentionPlan, tokens_per_tile: int) -> PassLayout:
-    metadata, prefix_lens = plan.metadata, plan.prefix_lens
-    tiles = upload(tiles_of(metadata.lengths, tokens_per_tile), prefix_lens.device)
-    most_keys = max(np.add(metadata.starts, metadata.lengths).tolist(), default=0)
+    prefix_lens, most_keys = plan.prefix_lens, plan.most_keys
+    if plan.is_fixed:
+        tiles = device_tiles_of(plan.token_requests, tokens_per_tile)
+    else:
+        tiles = upload(tiles_of(plan.metadata.lengths, tokens_per_tile), prefix_lens.device)
     if plan.visibility.more_slots is None or not plan.ancestors.shape[1]:
         return PassLayout(prefix_lens, None, tiles, most_keys)
     ancestors = plan.ancestors
@@ -62,3 +64,18 @@ def tiles_of(lengths: tuple[int, ...], tokens_per_tile: int) -> np.ndarray:
     begins = (counts.cumsum() - counts)[requests] + first
     sizes = np.minimum(counts[requests] - first, tokens_per_tile)
     return np.stack([requests, begins, sizes], axis=1).astype(np.int32)
+
+
+def device_tiles_of(token_requests: torch.Tensor, tokens_per_tile: int) -> torch.Tensor:
+    """int32 [num_tokens, 3]   the same tiles, made on the device and at the place of their first token; other places
+    have tiles of 0 tokens. token_requests: int32 [num_tokens], the request of each token; -1: padding."""
+    tokens = torch.arange(len(token_requests), dtype=torch.int32, device=token_requests.device)
+    is_first = torch.ones_like(tokens, dtype=torch.bool)
+    is_first[1:] = token_requests[1:] != token_requests[:-1]
+    begins = torch.where(is_first, tokens, 0).cummax(0).values
+    is_last = is_first.roll(-1)
+    is_last[-1] = True
+    ends = torch.where(is_last, tokens + 1, len(tokens)).flip(0).cummin(0).values.flip(0)
+    is_tile = (token_requests >= 0) & ((tokens - begins) % tokens_per_tile == 0)
+    sizes = torch.where(is_tile, (ends - tokens).clamp(max=tokens_per_tile), 0)
+    return torch.stack([token_requests, tokens, sizes.to(torch.int32)], dim=1)

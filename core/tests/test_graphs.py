@@ -1,0 +1,169 @@
+"""Forward passes of any shape give the same results as CUDA graphs, on a pretend GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from attrs import fields
+from hypothesis import given, settings, strategies as st
+
+from specdec_core import Draft
+from specdec_core.contracts.draft import DraftTree
+from specdec_core.contracts.kv import KVMetadata
+from specdec_core.engine.step_batch import StepBatch
+from specdec_core.models import graphs as module
+from specdec_core.models.graphs import ForwardGraphs, Inputs, Result
+from specdec_core.ops.attention_plan import AttentionPlan
+from specdec_core.ops.padding import Padding, padded_to
+from specdec_core.ops.upload import upload
+from specdec_testing.pretend_cuda import CUDA, PretendCuda
+
+Requests = list[tuple[int, int, tuple[int, ...]]]
+"""The number of computed tokens, of known tokens, and the parents of the draft's nodes of each request."""
+
+
+@st.composite
+def passes(draw: st.DrawFn) -> Requests:
+    has_trees = draw(st.booleans())
+    found = []
+    for _ in range(draw(st.integers(1, 5))):
+        size = draw(st.integers(0, 5))
+        parents = tuple(draw(st.integers(-1, i - 1)) if has_trees else i - 1 for i in range(size))
+        found.append((draw(st.integers(0, 40)), draw(st.sampled_from([1, 1, 1, 3])), parents))
+    return found
+
+
+def inputs_of(requests: Requests, seed: int) -> tuple[torch.Tensor, AttentionPlan, torch.Tensor]:
+    """Token ids, plan and rows of a forward pass on the pretend device."""
+    rng = np.random.default_rng(seed)
+    trees = [DraftTree(rng.integers(0, 50, len(parents)).tolist(), list(parents)) for *_, parents in requests]
+    is_chain = all(tree.parents == [*range(-1, len(tree.parents) - 1)] for tree in trees)
+    draft = Draft.from_chains([t.token_ids for t in trees], CUDA) if is_chain else Draft.from_trees(trees, CUDA)
+    schedule: Any = SimpleNamespace(
+        requests=[
+            SimpleNamespace(num_computed=start, token_ids=rng.integers(0, 50, start + known))
+            for start, known, _ in requests
+        ],
+        num_known=[known for _, known, _ in requests],
+        num_prefill_tokens=1,
+    )
+    num_tokens = sum(known + len(parents) for _, known, parents in requests)
+    batch = StepBatch.of(schedule, draft, num_tokens, CUDA)
+    tables = rng.integers(1, 99, (len(requests), int(rng.integers(5, 9))))
+    slots = rng.integers(0, 999, num_tokens)
+    metadata = KVMetadata(tuple(batch.starts), batch.lengths, upload(tables, CUDA), upload(slots, CUDA), 16)
+    return batch.token_ids, AttentionPlan(metadata, batch.visibility, Padding(rows=1, keys=64)), batch.rows
+
+
+def run(
+    token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, plan: AttentionPlan, window: int | None
+) -> Result:
+    """A model whose results depend on all that attention may read."""
+    owners = plan.token_requests.clamp(min=0).long()
+    slots = padded_to(len(positions), plan.metadata.slot_mapping, value=-1)
+    numbers = [token_ids, positions, slots, plan.prefix_lens, plan.context_lens[owners], plan.tree_start[owners]]
+    own = torch.arange(plan.block_tables.shape[1], device=CUDA) < (plan.context_lens[owners].unsqueeze(1) + 15) // 16
+    numbers += [plan.ancestors.sum(1), (plan.block_tables[owners] * own).sum(1), plan.token_requests]
+    hidden = torch.stack([number.double() for number in numbers], dim=1)
+    return hidden[rows], {"final": hidden}
+
+
+def assert_equal(found: Result, expected: Result) -> None:
+    assert torch.equal(found[0].cpu(), expected[0].cpu())
+    assert torch.equal(found[1]["final"].cpu(), expected[1]["final"].cpu())
+
+
+def check(passes: list[Requests]) -> ForwardGraphs:
+    with PretendCuda():
+        graphs = ForwardGraphs(run)
+        for seed, requests in enumerate(passes):
+            token_ids, plan, rows = inputs_of(requests, seed)
+            expected = run(token_ids, plan.visibility.positions, rows, plan, None)
+            assert_equal(graphs.forward(token_ids, plan, rows, None), expected)
+        return graphs
+
+
+@settings(max_examples=60, deadline=None)
+@given(some=st.lists(passes(), min_size=1, max_size=3), number=st.integers(2, 6))
+def test_results_are_those_of_the_usual_pass(some: list[Requests], number: int) -> None:
+    graphs = check(some * number)
+    assert not graphs._is_off
+    assert graphs.num_passes == len(some) * number
+
+
+CHAINS: Requests = [(9, 1, (-1, 0, 1)), (20, 1, ()), (3, 3, (-1,))]
+TREES: Requests = [(9, 1, (-1, -1, 0, 2)), (20, 1, (-1, -1)), (3, 1, ())]
+
+
+def test_a_graph_is_used_once_it_was_right() -> None:
+    graphs = check([CHAINS] * 9 + [TREES] * 9)
+    assert graphs.num_replayed == 2 * (9 - 1 - module.NUM_CHECKS)
+
+
+@pytest.mark.parametrize("name", [field.name for field in fields(Inputs)])
+def test_a_buffer_that_is_not_read_anew_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    read = Inputs.read
+
+    def stale(inputs: Inputs, *given: Any) -> None:
+        before = getattr(inputs, name).clone()
+        read(inputs, *given)
+        getattr(inputs, name).copy_(before)
+
+    monkeypatch.setattr(module, "NUM_CHECKS", 0)
+    passes = [TREES, [*reversed(TREES)], TREES]
+    assert check(passes).num_replayed == 2
+    monkeypatch.setattr(Inputs, "read", stale)
+    with pytest.raises(AssertionError):
+        assert check(passes).num_replayed == 2
+
+
+def test_large_passes_and_many_rows_are_not_captured() -> None:
+    graphs = check([[(0, 300, ())]] * 5)
+    with PretendCuda():
+        token_ids, plan, rows = inputs_of(CHAINS, 0)
+        for _ in range(5):
+            graphs.forward(token_ids, plan, torch.cat([rows] * 4), None)
+    assert not graphs._graphs
+
+
+def test_results_outlive_the_next_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "NUM_CHECKS", 0)
+    with PretendCuda():
+        graphs = ForwardGraphs(run)
+        given = [inputs_of(CHAINS, seed) for seed in range(3)]
+        found = [graphs.forward(*each, None) for each in given]
+        assert graphs.num_replayed == 2
+        for (token_ids, plan, rows), each in zip(given, found, strict=True):
+            assert_equal(each, run(token_ids, plan.visibility.positions, rows, plan, None))
+
+
+def test_a_pass_that_waits_for_the_device_is_not_captured() -> None:
+    def waiting(token_ids: Any, positions: Any, rows: Any, plan: AttentionPlan, window: Any) -> Result:
+        assert int(token_ids.max()) < 99
+        return run(token_ids, positions, rows, plan, window)
+
+    with PretendCuda():
+        graphs = ForwardGraphs(waiting)
+        for _ in range(5):
+            graphs.forward(*inputs_of(CHAINS, 0), None)
+        assert (graphs._is_off, graphs.num_replayed) == (True, 0)
+
+
+def test_what_the_host_computed_is_noticed() -> None:
+    number = 0
+
+    def counting(token_ids: Any, positions: Any, rows: Any, plan: AttentionPlan, window: Any) -> Result:
+        nonlocal number
+        number += 1
+        logits, features = run(token_ids, positions, rows, plan, window)
+        return logits + number, features
+
+    with PretendCuda():
+        graphs = ForwardGraphs(counting)
+        for seed in range(5):
+            graphs.forward(*inputs_of(CHAINS, seed), None)
+        assert (graphs._is_off, graphs.num_replayed) == (True, 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attrs import fields
+from attrs import evolve, fields
 from hypothesis import given, strategies as st
 
 from specdec_core import CapacityError, EngineConfig, KVLayout, Plan, TargetInfo
@@ -71,7 +71,7 @@ def test_on_a_gpu_a_part_of_the_whole_stays_free(plan):
 def test_a_gpu_has_room_for_the_largest_step(plan):
     """Of 100 tokens of vocabulary: 4 bytes for each logit and 4 for each number that is made of it."""
     bytes_per_row, config = 100 * 4 * (1 + step_memory.COPIES), {"max_num_seqs": 64, "max_num_batched_tokens": 256}
-    activations = 256 * 32 * 4 * step_memory.ACTIVATIONS
+    activations, config = 256 * 32 * 4 * step_memory.ACTIVATIONS, config | {"enforce_eager": True}
     for num_drafts, num_rows in ((0, 64), (2, 192), (9, 256)):
         found = plan(10 * MIB, device=GPU, gpu_memory_utilization=0.99, num_drafts=num_drafts, **config)
         assert (found.step.num_rows, found.step.num_bytes) == (num_rows, activations + num_rows * bytes_per_row)
@@ -82,11 +82,11 @@ def test_a_gpu_has_room_for_the_largest_step(plan):
 
 def test_too_little_memory_for_the_largest_step(plan):
     with pytest.raises(CapacityError, match=r"rows of logits.*lower max_num_seqs, max_num_batched_tokens, or use a sm"):
-        plan(MIB, device=GPU, max_num_seqs=256)
+        plan(MIB, device=GPU, max_num_seqs=256, enforce_eager=True)
     with pytest.raises(CapacityError, match=r"512 rows of logits.*num_speculative_tokens, or use a smaller"):
-        plan(MIB, device=GPU, max_num_seqs=256, num_drafts=1)
+        plan(MIB, device=GPU, max_num_seqs=256, num_drafts=1, enforce_eager=True)
     with pytest.raises(CapacityError, match=r"The largest step takes about \d+ bytes: less with a lower max"):
-        plan(6 * MIB, device=GPU, max_num_seqs=64, max_num_batched_tokens=1024, max_model_len=8192)
+        plan(6 * MIB, device=GPU, max_num_seqs=64, max_num_batched_tokens=1024, max_model_len=8192, enforce_eager=True)
 
 
 def test_drafts_cost_weights_cache_and_scratch(plan):
@@ -171,3 +171,34 @@ def test_without_meminfo(tmp_path, monkeypatch):
     monkeypatch.setattr(memory_module, "CGROUP", tmp_path)
     free, total = free_memory(CPU)
     assert 0 < free <= total
+
+
+def test_many_rows_are_verified_in_parts(plan, monkeypatch):
+    """What is made of logits takes room for some of the rows only; a request's are never split."""
+    monkeypatch.setattr(step_memory, "MOST_LOGITS", 100 * 20)
+    options = {"device": GPU, "max_num_seqs": 64, "max_num_batched_tokens": 256, "enforce_eager": True}
+    activations = 256 * 32 * 4 * step_memory.ACTIVATIONS
+    for num_drafts, num_rows, num_processed in ((0, 64, 20), (2, 192, 20), (99, 256, 100)):
+        step = plan(10 * MIB, num_drafts=num_drafts, **options).step
+        assert step.num_bytes == activations + 100 * 4 * (num_rows + num_processed * step_memory.COPIES)
+
+
+def test_activations_and_observed_hidden_states_are_those_of_the_model(plan):
+    options = {"max_num_seqs": 1, "max_num_batched_tokens": 1024, "enforce_eager": True}
+    config = EngineConfig(model="m", **options)
+    known = evolve(target(64, GPU), activation_bytes=777)
+    with_taps = step_memory.StepMemory.of(known, config, 0, 3).num_bytes
+    without = step_memory.StepMemory.of(known, config, 0, 0).num_bytes
+    assert without == 1024 * 777 + 100 * 4 * (1 + step_memory.COPIES)
+    assert with_taps - without == max(1024 * 3 * 32 * 4, step_memory.STORED_BYTES)
+
+
+def test_cuda_graphs_have_room_unless_there_are_none(plan):
+    eager = plan(100 * MIB, device=GPU, enforce_eager=True).step
+    found = plan(100 * MIB, device=GPU).step
+    assert eager.graph_bytes == 0 < found.graph_bytes == found.num_bytes - eager.num_bytes
+    assert plan(100 * MIB).step.graph_bytes == 0
+    with pytest.raises(
+        CapacityError, match=r"set enforce_eager=True \(\d+ bytes are for CUDA graphs\), or use a smaller"
+    ):
+        plan(MIB, device=GPU, max_num_seqs=256)

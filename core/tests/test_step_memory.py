@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import weakref
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from specdec_core import Draft, SamplingParams
 from specdec_core.contracts.draft import DraftTree
 from specdec_core.engine.step_memory import COPIES
+from specdec_core.models.activations import CountingBytes
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.verifiers.block import BlockVerifier
@@ -24,41 +21,6 @@ from specdec_core.verifiers.rejection import RejectionVerifier
 from specdec_core.verifiers.traversal import TraversalVerifier
 
 VOCAB, BATCH = 6000, 4
-
-
-class Counting(TorchDispatchMode):
-    """Counts the bytes of all tensors that are made in it and still live, and the most that there were at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.live_bytes = self.most_bytes = 0
-        self._views: Counter[int] = Counter()  # tensors of each storage
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        given = {
-            each.untyped_storage()._cdata for each in tree_leaves((args, kwargs)) if isinstance(each, torch.Tensor)
-        }
-        for each in tree_leaves(result):
-            if isinstance(each, torch.Tensor):
-                self._count(each, given)
-        return result
-
-    def _count(self, tensor: torch.Tensor, given: set[int]) -> None:
-        key, size = tensor.untyped_storage()._cdata, tensor.untyped_storage().nbytes()
-        if key in given and key not in self._views:
-            return  # of the caller's
-        if not self._views[key]:
-            self.live_bytes += size
-            self.most_bytes = max(self.most_bytes, self.live_bytes)
-        self._views[key] += 1
-        weakref.finalize(tensor, self._forget, key, size)
-
-    def _forget(self, key: int, size: int) -> None:
-        self._views[key] -= 1
-        if not self._views[key]:
-            del self._views[key]
-            self.live_bytes -= size
 
 
 def sampled(parents: tuple[int, ...]) -> Draft:
@@ -89,7 +51,7 @@ def test_a_step_takes_no_more_than_is_planned(name: str, truncation: dict[str, A
     draft = sampled(parents)
     layout, params = draft.host_layout, [SamplingParams(temperature=0.8, **truncation)] * BATCH
     logits = torch.randn(len(layout.row_requests), VOCAB).to(dtype)
-    counting = Counting()
+    counting = CountingBytes()
     with torch.inference_mode(), counting:
         processed = process_logits(logits, layout.row_requests, params)
         random = CounterRandom(np.arange(BATCH).tolist(), torch.full((BATCH,), 9))

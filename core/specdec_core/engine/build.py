@@ -28,6 +28,7 @@ from specdec_core.engine.plugin_errors import building
 from specdec_core.engine.runner import Runner
 from specdec_core.engine.scheduler import Scheduler
 from specdec_core.engine.speculation import Speculation
+from specdec_core.engine.step_memory import STORED_BYTES
 from specdec_core.engine.verification import Verification
 from specdec_core.engine.warm_up import warm_up
 from specdec_core.errors import PluginError
@@ -39,8 +40,6 @@ from specdec_core.models.model import speed_up
 from specdec_core.ops.padding import Padding
 from specdec_core.plugins import Plugins
 
-STORED_BYTES = 128 * 2**20
-"""Of hidden states that a proposer has not seen yet; more if a step's tokens have more."""
 CALLS = ("start", "propose", "observe", "reset", "finish")
 """The methods that every proposer must have. One that does not subclass Proposer may lack `close` and `metrics`."""
 
@@ -77,7 +76,8 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
         design = None
     with explain_target_kind(config.model, config.revision, plugins):
         target = Model(source)
-    loaded = Outline(target.info, target.kv_groups, weight_bytes=0)
+    known = None if design is None else design.target.activation_bytes
+    loaded = Outline(target.info, target.kv_groups, weight_bytes=0, activation_bytes=known)
     if design is None or design.target.kv_groups != loaded.kv_groups:
         design = make_design(config, plugins, speculative, tokenizer, loaded)
     else:

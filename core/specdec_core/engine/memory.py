@@ -98,7 +98,7 @@ def plan_memory(
     max_model_len, device = target.info.max_model_len, target.info.device
     free_bytes, total_bytes = free_memory(device)
     left_bytes = free_bytes - target.weight_bytes - plan.weight_bytes
-    step = StepMemory.of(target.info, config, num_speculative_tokens)
+    step = StepMemory.of(target, config, num_speculative_tokens, len(plan.taps))
     kv_budget_bytes = _kv_budget(config.gpu_memory_utilization, left_bytes, total_bytes, step, device)
     # Nodes use slots of the request's later tokens; scratch may reach beyond the last of them.
     most = config.max_num_seqs * _blocks(max_model_len + max(0, plan.scratch_slots - 1), config.block_size)
@@ -141,7 +141,8 @@ def _check(memory: MemoryPlan, left_bytes: int, num_speculative_tokens: int, dev
         raise CapacityError(
             f"the largest step takes about {step.num_bytes} bytes, for {step.num_tokens} tokens and {step.num_rows} "
             f"rows of logits, and the weights leave {left_bytes} of {memory.free_bytes} bytes free: lower "
-            f"max_num_seqs, max_num_batched_tokens{fewer}, or use a smaller model{' or draft' if fewer else ''}"
+            f"max_num_seqs, max_num_batched_tokens{fewer}, {_eager_part(step)}or use a smaller "
+            f"model{' or draft' if fewer else ''}"
         )
     needed = _blocks(memory.max_model_len, memory.block_size)
     if memory.num_blocks < needed:
@@ -164,6 +165,11 @@ def _step_part(memory: MemoryPlan, device: torch.device) -> str:
     if device.type != "cuda":
         return ""
     return f". The largest step takes about {memory.step.num_bytes} bytes: less with a lower max_num_seqs"
+
+
+def _eager_part(step: StepMemory) -> str:
+    """That CUDA graphs may be left out, for errors. Empty if there are none."""
+    return f"set enforce_eager=True ({step.graph_bytes} bytes are for CUDA graphs), " if step.graph_bytes else ""
 
 
 def _draft_part(memory: MemoryPlan) -> str:

@@ -13,9 +13,11 @@ from specdec_core.config.sampling import SamplingParams
 from specdec_core.config.speculative import AUTO, SpeculativeConfig
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource, Verdict, Verifier, VerifierSpec
+from specdec_core.engine.parts import first_row_of, join, part_of, parts_of
 from specdec_core.engine.plugin_errors import building, in_step
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
+from specdec_core.engine.step_memory import rows_at_once
 from specdec_core.errors import ConfigError, PluginError
 from specdec_core.ops import REFERENCE
 from specdec_core.ops.upload import upload
@@ -84,17 +86,32 @@ class Verification:
             )
 
     def decide(self, schedule: Schedule, draft: Draft, computed: Computed) -> Decision:
-        """Verify a draft and return the verifier's name and its verdict, on the host."""
-        requests = schedule.requests
+        """Verify a draft and return the verifier's name and its verdict, on the host. A step with many rows of logits
+        is verified in parts, which bounds the memory that this takes."""
+        name = self.choose(draft, [request.params for request in schedule.requests])
+        parts = parts_of(draft, rows_at_once(computed.logits.shape[1]))
+        verdicts = [self._decide(name, part, schedule, draft, computed) for part in parts]
+        return Decision(name, _on_host(join(verdicts, [first_row_of(draft, part) for part in parts])))
+
+    def _decide(self, name: str, part: range, schedule: Schedule, draft: Draft, computed: Computed) -> Verdict:
+        """Verify the draft of some requests. The verdict's rows count from the first one's root.
+
+        name: the verifier for the whole draft. part: the requests, as indices into the batch.
+        """
+        chosen = slice(part.start, part.stop)
+        requests = schedule.requests[chosen]
         params = [request.params for request in requests]
-        noise = CounterRandom([request.seed for request in requests], computed.batch.root_positions, self._ops["draw"])
-        constraints = ConstrainedRows.of(schedule.whole_requests, draft)
+        logits, roots = computed.logits, computed.batch.root_positions
+        if len(part) < draft.batch_size:
+            first_row, draft = first_row_of(draft, part), part_of(draft, part)
+            logits, roots = logits[first_row : first_row + draft.num_nodes + len(part)], roots[chosen]
+            name = self.choose(draft, params)  # the logits of requests that are all greedy are not masked
+        noise = CounterRandom([request.seed for request in requests], roots, self._ops["draw"])
+        constraints = ConstrainedRows.of(schedule.whole_requests[chosen], draft)
         row_requests, truncate = draft.host_layout.row_requests, self._ops["truncate"]
-        processed = process_logits(computed.logits, row_requests, params, constraints, truncate)
-        name = self.choose(draft, params)
+        processed = process_logits(logits, row_requests, params, constraints, truncate)
         greedy = [index for index, each in enumerate(params) if each.is_greedy]
-        verdict = self.verify(name, processed, draft, noise, greedy)
-        return Decision(name, _on_host(verdict))
+        return self.verify(name, processed, draft, noise, greedy)
 
     def choose(self, draft: Draft, params: Sequence[SamplingParams]) -> str:
         """The name of the verifier for a draft. Raises PluginError if the verifier that speculative_config names takes

@@ -17,10 +17,11 @@ from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.contracts.kv import KVLayout
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CompatibilityError, ConfigError, reason
+from specdec_core.models.activations import activation_bytes
 from specdec_core.models.attention import IMPLEMENTATION, probe
 from specdec_core.models.compatibility import check_masks, refusing_failures
 from specdec_core.models.load import ModelSource, load_config, no_attention
-from specdec_core.models.model import KVGroups, kv_groups_of, target_info_of
+from specdec_core.models.model import KVGroups, backbone_of, kv_groups_of, target_info_of
 from specdec_core.models.quantization import loading_quantizer, own_quantization
 from specdec_core.models.rope import pin_positions
 from specdec_core.models.sizes import wrong_sizes
@@ -42,12 +43,14 @@ class Outline:
         they are loaded have their quantized size; those of other methods are counted as they are before. For a
         quantized checkpoint, this is the size of its files, if they are on this machine.
     may_be_smaller: the weights may take fewer bytes than that, since they are quantized in a way that is not followed.
+    activation_bytes: of a forward pass without the LM head, per token; None: not known.
     """
 
     info: TargetInfo
     kv_groups: KVGroups
     weight_bytes: int
     may_be_smaller: bool = False
+    activation_bytes: int | None = None
 
     @property
     def kv_layout(self) -> KVLayout:
@@ -78,7 +81,8 @@ def outline(source: ModelSource) -> Outline:
         quantized = quantize_empty(_empty_model(source, config, info.dtype), quantizer, source.device)
         refuse_unquantized(source.quantization, quantized, source.path)
         size, may_be_smaller = weight_bytes(quantized), scheme_of(source.quantization) is None
-    return Outline(info, _kv_groups(empty, info), size, may_be_smaller)
+    kv_groups, activations = _run(empty, info)
+    return Outline(info, kv_groups, size, may_be_smaller, activations)
 
 
 def outline_draft(config: DraftModelConfig, target: TargetInfo) -> Outline:
@@ -105,15 +109,18 @@ def _empty_model(source: ModelSource, config: PretrainedConfig, dtype: torch.dty
     return model.eval()
 
 
-def _kv_groups(empty: Any, info: TargetInfo) -> KVGroups:
-    """Find the KV groups of a model on the meta device, and check its attention masks. Raises CompatibilityError if a
-    check fails, NeedsWeightsError if the forward pass needs the values of tensors."""
+def _run(empty: Any, info: TargetInfo) -> tuple[KVGroups, int]:
+    """Run a model on the meta device. Returns its KV groups and the bytes of its activations per token. Checks its
+    attention masks: raises CompatibilityError if a check fails, NeedsWeightsError if the forward pass needs the values
+    of tensors."""
     # Grouped matrix products of meta tensors exist only in bfloat16, and shapes do not depend on the dtype.
     empty.to(torch.bfloat16)
     with torch.no_grad(), refusing_failures(empty), _Guessing():  # type: ignore[no-untyped-call]
         try:
             pin_positions(empty, info.max_model_len)
-            groups = kv_groups_of(probe(empty).shapes, info.num_layers, info.dtype)
+            sites = probe(empty)
+            groups = kv_groups_of(sites.shapes, info.num_layers, info.dtype)
+            activations = activation_bytes(backbone_of(empty, sites.modules), sites.modules)
         except Exception as error:
             if not _takes_values(error):
                 raise
@@ -126,7 +133,7 @@ def _kv_groups(empty: Any, info: TargetInfo) -> KVGroups:
         except Exception as error:
             if not _takes_values(error):
                 raise
-    return groups
+    return groups, activations * info.dtype.itemsize // torch.bfloat16.itemsize
 
 
 def _takes_values(error: Exception) -> bool:

@@ -179,7 +179,7 @@ def test_a_generator_that_is_forgotten_is_cancelled() -> None:
 @pytest.mark.parametrize(
     ("prompt", "params", "message"),
     [
-        (5, None, "prompt 5 is not understood"),
+        (5, None, "prompts=5 is not understood"),
         ("", None, "has no tokens"),
         ({"prompt_token_ids": [10**6]}, None, "not in the vocabulary"),
         ("text", SamplingParams(num_speculative_tokens=9), "exceeds the engine's 5"),
@@ -270,6 +270,95 @@ def test_a_failure_outside_of_the_requests_reaches_all(expected: list) -> None:
         assert await read(llm.generate(PROMPTS[0], GREEDY)) == expected[0]
 
     with_llm(scenario, max_model_len=64)
+
+
+def test_several_prompts_in_one_generator(expected: list) -> None:
+    async def scenario(llm: AsyncLLM) -> None:
+        texts = [""] * 3
+        async for output in llm.generate(PROMPTS[:3], GREEDY):
+            texts[output.prompt_index] += output.text
+        assert texts == [text for text, _ in expected[:3]]
+        assert [output async for output in llm.generate([], GREEDY)] == []
+        with pytest.raises(ConfigError, match="has no tokens"):
+            await read(llm.generate([PROMPTS[0], ""], GREEDY))
+        assert not llm.engine.has_unfinished, "none is run"
+
+    with_llm(scenario)
+
+
+def test_the_last_output_has_the_requests_figures() -> None:
+    params = SamplingParams(seed=3, n=2, max_tokens=24, ignore_eos=True)
+    (output,) = LLM("tiny", **SETTINGS).generate(PROMPTS[0], params)
+
+    async def scenario(llm: AsyncLLM) -> None:
+        parts = [part async for part in llm.generate(PROMPTS[0], params)]
+        last = [part for part in parts if part.finish_reason is not None]
+        assert {part.speculation for part in parts if part.finish_reason is None} == {None}
+        counts = [part.speculation for part in last if part.speculation is not None]
+        assert len(counts) == 2
+        assert counts[0] + counts[1] == output.speculation
+        assert output.speculation.num_drafts > 0
+        assert [part.num_cached_tokens for part in last] == [0, 0]
+
+    with_llm(scenario, seed=0)
+
+
+def test_the_last_output_has_the_cached_tokens() -> None:
+    async def scenario(llm: AsyncLLM) -> None:
+        cached = []
+        for _ in range(2):
+            *_, last = [part async for part in llm.generate(PROMPTS[0], GREEDY)]
+            cached.append(last.num_cached_tokens)
+        assert cached[0] == 0 < cached[1]
+
+    with_llm(scenario, kv_manager="prefix", block_size=4)
+
+
+def test_prompts_tokenized_elsewhere(expected: list) -> None:
+    template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+    async def scenario(llm: AsyncLLM) -> None:
+        for prompt in (
+            await asyncio.to_thread(llm.tokenize, PROMPTS[0]),
+            llm.tokenize_chat([{"role": "user", "content": PROMPTS[0]}], chat_template=template),
+        ):
+            assert await read(llm.generate({"prompt_token_ids": prompt.token_ids}, GREEDY)) == expected[0]
+        tokenizer = llm.get_tokenizer()
+        for add in (True, False):
+            found = llm.tokenize(PROMPTS[0], add_special_tokens=add)
+            assert found.token_ids == tokenizer(PROMPTS[0], add_special_tokens=add).input_ids
+
+    with_llm(scenario)
+
+
+def test_metrics_are_read_between_steps() -> None:
+    """The engine's thread reads them, so they agree with each other at any time, and a cancelled reader disturbs no
+    request."""
+    threads: list[str] = []
+
+    async def scenario(llm: AsyncLLM) -> None:
+        read_metrics = llm._session.read_metrics
+
+        def noting() -> Any:
+            threads.append(threading.current_thread().name)
+            return read_metrics()
+
+        llm._session.read_metrics = noting  # type: ignore[method-assign]
+        task = asyncio.create_task(read(llm.generate(PROMPTS[0], ENDLESS)))
+        await asyncio.sleep(0)
+        cancelled = asyncio.create_task(llm.read_metrics())
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        for _ in range(20):
+            found = {metric.name: metric for metric in await llm.read_metrics()}
+            counted = found["vllm:time_to_first_token_seconds"].count + found["vllm:inter_token_latency_seconds"].count  # type: ignore[union-attr]
+            drafted, accepted = (found[f"vllm:spec_decode_num_{name}"].value for name in ("drafts", "accepted_tokens"))
+            assert found["vllm:generation_tokens"].value == counted + accepted, drafted  # type: ignore[operator]
+        task.cancel()
+        assert {*threads} == {"specdec-engine"}
+
+    llm = with_llm(scenario)
+    assert [metric.name for metric in asyncio.run(llm.read_metrics())] == [metric.name for metric in llm.get_metrics()]
 
 
 def test_shutdown_ends_what_runs() -> None:

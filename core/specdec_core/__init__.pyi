@@ -7,7 +7,7 @@ from specdec_core.api.outputs import (
     RequestOutput as RequestOutput,
     StreamOutput as StreamOutput,
 )
-from specdec_core.api.prompts import load_tokenizer as load_tokenizer
+from specdec_core.api.prompts import TokenizedPrompt as TokenizedPrompt, load_tokenizer as load_tokenizer
 from specdec_core.config.draft_options import (
     DraftHeadConfig as DraftHeadConfig,
     DraftModelConfig as DraftModelConfig,

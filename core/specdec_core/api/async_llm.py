@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Lock, Thread
 from types import TracebackType
 from typing import Any, Self
 
 from specdec_core.api.outputs import StreamOutput
-from specdec_core.api.prompts import Messages, Prompt, TokenizedPrompt
+from specdec_core.api.prompts import Messages, Prompt, Prompts, TokenizedPrompt
 from specdec_core.api.session import Session
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.config.speculative import SpeculativeConfig
@@ -19,18 +21,24 @@ from specdec_core.engine.metrics import Metric
 from specdec_core.engine.request import Piece, Request
 from specdec_core.errors import SpecdecError
 
+Params = SamplingParams | Sequence[SamplingParams] | None
+
 
 class AsyncLLM:
     """`LLM` for asyncio, with the same keywords. Requests that run at the same time are batched.
 
     `generate` and `chat` return asynchronous generators. Closing a generator, or cancelling the task that reads it,
-    cancels its request. A wrong prompt raises an error in its own generator only. An error in an engine step is raised
+    cancels its requests. A wrong prompt raises an error in its own generator only. An error in an engine step is raised
     in the generators of all requests that the error ended. The other requests and the engine continue, unless the
     device has failed (`DeviceError`, `is_healthy`). Shut the engine down with `await llm.shutdown()` or `async with`.
+
+    engine: its methods are for its own thread. Any thread may read `target`, `num_speculative_tokens`, `max_num_seqs`,
+        `is_dead` and `failure`.
     """
 
     def __init__(self, model: str | Path, **keywords: Any) -> None:
         self._session = Session(model, **keywords)
+        self.engine = self._session.engine
         self._lock = Lock()  # of the three below
         self._commands: list[Callable[[], None]] = []
         self._thread: Thread | None = None
@@ -41,7 +49,7 @@ class AsyncLLM:
     def is_healthy(self) -> bool:
         """Whether prompts can be run. False after `shutdown`, or after the device has failed (`DeviceError`). A
         failed device can be used only by a new process. Any thread may use this health check."""
-        return not self._is_shut_down and not self._session.engine.is_dead
+        return not self._is_shut_down and not self.engine.is_dead
 
     @property
     def speculative_config(self) -> SpeculativeConfig | tuple[SpeculativeConfig, ...] | None:
@@ -57,12 +65,10 @@ class AsyncLLM:
     ) -> None:
         await self.shutdown()
 
-    def generate(
-        self, prompt: Prompt, sampling_params: SamplingParams | None = None
-    ) -> AsyncGenerator[StreamOutput, None]:
-        """Complete one prompt, yielding new tokens after each step. The arguments are those of `LLM.generate`, for one
-        prompt."""
-        return self._generate(lambda: self._session.prompts.read([prompt]), sampling_params)
+    def generate(self, prompts: Prompts, sampling_params: Params = None) -> AsyncGenerator[StreamOutput, None]:
+        """Complete one prompt or several, yielding new tokens after each step. The arguments are those of
+        `LLM.generate`. An output's `prompt_index` is the index of its prompt. If one prompt is wrong, none is run."""
+        return self._generate(lambda: self._session.prompts.read(prompts), sampling_params)
 
     def chat(
         self,
@@ -76,14 +82,45 @@ class AsyncLLM:
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[StreamOutput, None]:
         """Answer one conversation, yielding new tokens after each step. The arguments are those of `LLM.chat`."""
+        read = partial(
+            self.tokenize_chat,
+            messages,
+            chat_template=chat_template,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            tools=tools,
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self._generate(lambda: [read()], sampling_params)
+
+    def tokenize(self, prompt: Prompt, *, add_special_tokens: bool = True) -> TokenizedPrompt:
+        """Tokenize a prompt as `generate` does. Any thread may call this. A server does so for long prompts, which
+        would hold up the engine's thread, and gives `generate` the token ids. Raises ConfigError.
+
+        add_special_tokens: whether the tokenizer adds its own, such as the one that begins a text.
+        """
+        (found,) = self._session.prompts.read([prompt], add_special_tokens=add_special_tokens)
+        return found
+
+    def tokenize_chat(
+        self,
+        messages: Messages,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Any] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> TokenizedPrompt:
+        """Turn a conversation into a tokenized prompt as `chat` does. Any thread may call this. Raises ConfigError."""
         arguments = {
             "chat_template": chat_template,
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "tools": tools,
         }
-        read = partial(self._session.prompts.read_chats, [messages], arguments, chat_template_kwargs or {})
-        return self._generate(read, sampling_params)
+        (found,) = self._session.prompts.read_chats([messages], arguments, chat_template_kwargs or {})
+        return found
 
     def get_tokenizer(self) -> Any:
         """The tokenizer from transformers; None with skip_tokenizer_init=True."""
@@ -91,8 +128,22 @@ class AsyncLLM:
 
     def get_metrics(self) -> list[Metric]:
         """The engine's metrics: counts since this object was created, and how busy the engine is now. Each has a `name`
-        and a `value`."""
+        and a `value`. While requests run, `read_metrics` is the safe way to read them."""
         return self._session.read_metrics()
+
+    async def read_metrics(self) -> list[Metric]:
+        """`get_metrics`, read by the engine's thread between two steps."""
+        found: Future[list[Metric]] = Future()
+
+        def read() -> None:
+            if not found.set_running_or_notify_cancel():
+                return
+            try:
+                found.set_result(self._session.read_metrics())
+            except BaseException as error:
+                found.set_exception(error)
+
+        return await asyncio.wrap_future(found) if self._post(read) else self.get_metrics()
 
     async def shutdown(self) -> None:
         """Cancel all requests, close the proposers and end the engine's thread. Unfinished generators raise
@@ -107,7 +158,7 @@ class AsyncLLM:
             raise errors[0]
 
     async def _generate(
-        self, read: Callable[[], list[TokenizedPrompt]], sampling_params: SamplingParams | None
+        self, read: Callable[[], list[TokenizedPrompt]], sampling_params: Params
     ) -> AsyncGenerator[StreamOutput, None]:
         stream = _Stream(asyncio.get_running_loop())
         if not self._post(partial(self._submit, stream, read, sampling_params)):
@@ -167,17 +218,18 @@ class AsyncLLM:
                 stream.end(error)
             self._attempt(partial(self._session.cancel, [list(stream.running) for stream in hit]))
 
-    def _submit(
-        self, stream: _Stream, read: Callable[[], list[TokenizedPrompt]], sampling_params: SamplingParams | None
-    ) -> None:
+    def _submit(self, stream: _Stream, read: Callable[[], list[TokenizedPrompt]], sampling_params: Params) -> None:
         try:
             listener = partial(self._put, stream)
-            (request_ids,) = self._session.submit(read(), sampling_params, listener, is_streamed=True)
+            submitted = self._session.submit(read(), sampling_params, listener, is_streamed=True)
         except BaseException as error:
             stream.end(error)
             return
-        stream.running.update(request_ids)
-        self._streams.add(stream)
+        stream.running.update(chain.from_iterable(submitted))
+        if stream.running:
+            self._streams.add(stream)
+        else:  # a list of no prompts
+            stream.end(None)
 
     def _put(self, stream: _Stream, prompt_index: int, index: int, request: Request, pieces: Sequence[Piece]) -> None:
         if stream not in self._streams:

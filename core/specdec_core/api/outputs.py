@@ -96,6 +96,9 @@ class StreamOutput:
     lossless: whether the output has the target's distribution.
     prompt_logprobs: set in the first output of the prompt's first completion, if the sampling parameters ask for them;
         else None.
+    speculation: counts of the completion's drafts, draft tokens and accepted tokens, in its last output; else None.
+    num_cached_tokens: the number of prompt tokens that the completion found in the prefix cache, in its last output;
+        else 0.
     text: the text that became final in this step. An unfinished character, and characters that may begin a stop string,
         are held back for a later output. The last output adds everything that is still held back, so that all texts
         joined are the completion's text.
@@ -110,6 +113,8 @@ class StreamOutput:
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: str | None = None
     rest: str = ""
+    speculation: DraftCounts | None = None
+    num_cached_tokens: int = 0
 
     @property
     def text(self) -> str:
@@ -118,6 +123,7 @@ class StreamOutput:
     @classmethod
     def of(cls, prompt_index: int, index: int, request: Request, pieces: Sequence[Piece]) -> StreamOutput:
         is_first = request.num_tokens == request.num_prompt_tokens + len(pieces)
+        is_last = request.finish_reason is not None
         return cls(
             prompt_index,
             tuple(pieces),
@@ -128,4 +134,6 @@ class StreamOutput:
             prompt_logprobs=request.prompt_logprobs if is_first else None,
             error=request.error,
             rest=request.rest,
+            speculation=request.counts if is_last else None,
+            num_cached_tokens=min(request.num_cached_tokens, request.num_prompt_tokens) if is_last else 0,
         )

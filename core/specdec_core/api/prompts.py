@@ -52,12 +52,12 @@ class PromptReader:
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
 
-    def read(self, prompts: Prompts) -> list[TokenizedPrompt]:
+    def read(self, prompts: Prompts, *, add_special_tokens: bool = True) -> list[TokenizedPrompt]:
         """Tokenize one prompt or several. Raises ConfigError for the first that is not a valid prompt."""
         listed = [prompts] if isinstance(prompts, str | Mapping) else prompts
         if not isinstance(listed, Sequence) or isinstance(listed, bytes):
             raise ConfigError(f"prompts={shown(prompts)} is not understood: give one prompt, or a list of them")
-        return [self._read_one(prompt) for prompt in listed]
+        return [self._read_one(prompt, add_special_tokens=add_special_tokens) for prompt in listed]
 
     def read_chats(
         self, messages: Conversations, arguments: Mapping[str, Any], variables: Mapping[str, Any]
@@ -77,7 +77,7 @@ class PromptReader:
             raise ConfigError(f"chat_template_kwargs names {', '.join(clashing)}: that is an argument of chat itself")
         return [self._read_chat(chat, {**arguments, **variables}) for chat in chats]
 
-    def _read_one(self, prompt: Prompt) -> TokenizedPrompt:
+    def _read_one(self, prompt: Prompt, *, add_special_tokens: bool) -> TokenizedPrompt:
         given: Mapping[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else prompt
         if isinstance(given, Mapping):
             refuse_unknown(given, PROMPT_KEYS, "a prompt")
@@ -92,7 +92,7 @@ class PromptReader:
             raise ConfigError(f"cache_salt={shown(salt)} of a prompt must be text")
         if "prompt_token_ids" in rest:
             return TokenizedPrompt(None, rest["prompt_token_ids"], salt)
-        return evolve(self._tokenize(rest["prompt"], add_special_tokens=True), cache_salt=salt)
+        return evolve(self._tokenize(rest["prompt"], add_special_tokens=add_special_tokens), cache_salt=salt)
 
     def _read_chat(self, chat: Messages, arguments: Mapping[str, Any]) -> TokenizedPrompt:
         is_chat = isinstance(chat, Sequence) and all(isinstance(each, Mapping) for each in chat)

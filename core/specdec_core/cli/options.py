@@ -22,6 +22,7 @@ from specdec_core.errors import SpecdecError
 from specdec_core.plugins import Plugins
 
 if TYPE_CHECKING:
+    from specdec_core.api.async_llm import AsyncLLM
     from specdec_core.api.llm import LLM
     from specdec_core.engine.design import Design
 
@@ -128,6 +129,14 @@ class ModelOptions:
 
         llm = LLM(**self.keywords, plugins=plugins or Plugins.load(disable=self.disable))
         return click.get_current_context().with_resource(llm)
+
+    def load_async(self) -> AsyncLLM:
+        """Make an `AsyncLLM`, which the caller shuts down."""
+        _quieten_transformers()
+
+        from specdec_core.api.async_llm import AsyncLLM
+
+        return AsyncLLM(**self.keywords, plugins=Plugins.load(disable=self.disable))
 
     def dry_run(self) -> Design:
         """Check the options and plan the memory as `load` does, without loading weights. Returns the engine's

@@ -68,6 +68,7 @@ class Engine:
             parts = build(config, plugins, speculative_config, tokenizer)
         self.target, self.kv = parts.target, parts.kv
         self.num_speculative_tokens = parts.num_speculative_tokens  # per request and step; 0: plain decoding
+        self.max_num_seqs = config.max_num_seqs
         self._num_kv_blocks = parts.num_kv_blocks
         self._scheduler, self._speculation = parts.scheduler, parts.speculation
         self._runner, self._verification = parts.runner, parts.verification

@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 FIXED = {"adaptive_draft_length": False}  # what pays depends on measured times
 PROMPT = "def mean(values):\n    return sum(values) / len(values)\n\n\ndef mean("
@@ -124,6 +125,20 @@ def use_model_by_name(weights: str) -> None:
     complete("tiny")
 
 
+def use_server(weights: str) -> None:
+    line = [str(Path(sys.executable).with_name("spec-decode")), "serve", weights, "--port", "0"]
+    with subprocess.Popen(line, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        try:
+            url = next(each for each in process.stderr if each.startswith("Serving ")).split()[3].rstrip(".")
+            body = json.dumps({"prompt": PROMPT, "max_tokens": 4}).encode()
+            with urlopen(Request(f"{url}/completions", body, {"Content-Type": "application/json"})) as response:
+                assert json.load(response)["usage"]["completion_tokens"] == 4
+        finally:
+            process.terminate()
+    assert process.returncode == 0
+
+
 def use_testing(weights: str) -> None:
     """Run the conformance tests of specdec-testing on a proposer, which is a module in the working directory.
 
@@ -175,6 +190,7 @@ USES: dict[tuple[str, ...], Callable[[str], None]] = {
     ("specdec-proposer-mtp",): random_head("mtp", {"num_nextn_predict_layers": 1}, MTP),
     ("specdec-proposer-ngram",): draft("ngram"),
     ("specdec-proposer-suffix",): draft("suffix"),
+    ("specdec-server",): use_server,
     ("specdec-testing",): use_testing,
     ("specdec-tools",): use_tools,
     ("specdec-train",): use_train,

@@ -1,0 +1,165 @@
+"""Runs the prompts of a request, and what the answers of both endpoints have in common."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any, ClassVar
+from uuid import uuid4
+
+from attrs import define, field
+
+from specdec_core import ConfigError, DraftCounts, Logprob, Piece, SamplingParams, StreamOutput, TokenizedPrompt
+from specdec_server.errors import ApiError
+from specdec_server.logprobs import Entry
+from specdec_server.protocol import Fields
+from specdec_server.service import Service
+from specdec_server.speculative import acceptance
+
+
+@define(eq=False)
+class Completion:
+    """One completion of a prompt, as far as it is generated.
+
+    number: among all completions of the request.
+    prompt_logprobs: None unless the request asks for them; those of a prompt's first completion.
+    is_begun: whether a chunk of it was streamed.
+    num_shown, num_characters: tokens that `take_new` has given, and characters of tokens whose logprobs were given.
+    """
+
+    number: int
+    prompt: TokenizedPrompt
+    text: str = ""
+    pieces: list[Piece] = field(factory=list)
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    speculation: DraftCounts = field(factory=DraftCounts)
+    num_cached_tokens: int = 0
+    is_begun: bool = False
+    num_shown: int = 0
+    num_characters: int = 0
+
+    def add(self, output: StreamOutput) -> None:
+        self.text += output.text
+        self.pieces += output.pieces
+        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
+        self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
+        self.num_cached_tokens = output.num_cached_tokens
+        if output.speculation is not None:
+            self.speculation = output.speculation
+
+    def take_new(self) -> list[Piece]:
+        """The tokens since the last call."""
+        start, self.num_shown = self.num_shown, len(self.pieces)
+        return self.pieces[start:]
+
+
+def entries(pieces: Sequence[Piece]) -> list[Entry]:
+    return [(piece.token_id, piece.logprobs) for piece in pieces]
+
+
+class Answer(ABC):
+    """The answer to one request for completions: whole, or in chunks.
+
+    kind, chunk_kind: the `object` of the answer and of its chunks.
+    required: the field without which there is nothing to answer.
+    """
+
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+    id_prefix: ClassVar[str]
+    required: ClassVar[str]
+
+    def __init__(self, service: Service, fields: Fields, params: SamplingParams, num_prompts: int) -> None:
+        self.service, self.fields, self.params = service, fields, params
+        self.is_streamed = fields.stream
+        self.completions: list[Completion] = []
+        self._num_prompts = num_prompts
+        self._num_tokens = service.llm.engine.num_speculative_tokens
+        self._head = {
+            "id": f"{self.id_prefix}-{uuid4().hex}",
+            "object": self.chunk_kind if fields.stream else self.kind,
+            "created": int(time.time()),
+            "model": service.settings.model_names[0],
+        }
+        wants_drafts = fields.speculative is not None and fields.speculative.enabled
+        if wants_drafts and not self._num_tokens:
+            raise ConfigError("speculative asks for drafts, and the server was started without a method: leave it out")
+
+    @abstractmethod
+    def read_prompts(self) -> list[TokenizedPrompt]:
+        """Tokenize the request's prompts. Runs in a thread of its own. Raises ConfigError."""
+
+    @abstractmethod
+    def choice(self, completion: Completion) -> dict[str, Any]:
+        """A finished completion as an entry of `choices`."""
+
+    @abstractmethod
+    def chunk_choice(self, completion: Completion, output: StreamOutput) -> dict[str, Any] | None:
+        """What is new in a completion as an entry of a chunk's `choices`; None: nothing to send yet."""
+
+    async def whole(self) -> dict[str, Any]:
+        async with aclosing(self._outputs()) as outputs:
+            async for _ in outputs:
+                pass
+        return {**self._head, "choices": [self.choice(each) for each in self.completions], **self._usage, **self.extra}
+
+    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+        options, is_first = self.fields.stream_options, True
+        has_usage = options is not None and options.include_usage
+        no_usage = {"usage": None} if has_usage else {}
+        async with aclosing(self._outputs()) as outputs:
+            async for completion, output in outputs:
+                choice = self.chunk_choice(completion, output)
+                if choice is not None:
+                    yield {**self._head, "choices": [choice], **no_usage, **(self.extra if is_first else {})}
+                    is_first = False
+        if has_usage:
+            yield {**self._head, "choices": [], **self._usage}
+
+    @property
+    def extra(self) -> dict[str, Any]:
+        """Further fields of a whole answer, and of the first chunk."""
+        return {}
+
+    async def _outputs(self) -> AsyncGenerator[tuple[Completion, StreamOutput], None]:
+        """Run the prompts, and yield what each step adds to a completion."""
+        service, n = self.service, self.params.n
+        with service.lifecycle.admit(self._num_prompts * n):
+            prompts = [service.check_length(each) for each in await service.tokenize(self.read_prompts)]
+            self.completions = [Completion(i * n + j, prompt) for i, prompt in enumerate(prompts) for j in range(n)]
+            given = [{"prompt_token_ids": each.token_ids, "cache_salt": each.cache_salt} for each in prompts]
+            is_accepted = False
+            try:
+                async with aclosing(service.llm.generate(given, self.params)) as outputs:
+                    async for output in outputs:
+                        is_accepted = True
+                        completion = self.completions[output.prompt_index * n + output.index]
+                        completion.add(output)
+                        if output.finish_reason in ("error", "abort"):
+                            raise ApiError(
+                                500, output.error or "the engine aborted the request", code="generation_failed"
+                            )
+                        yield completion, output
+            finally:
+                if is_accepted:
+                    service.metrics.count(completion.finish_reason for completion in self.completions)
+
+    @property
+    def _usage(self) -> dict[str, Any]:
+        first = self.completions[:: self.params.n]
+        num_prompt_tokens = sum(len(each.prompt.token_ids) for each in first)
+        num_output_tokens = sum(len(each.pieces) for each in self.completions)
+        usage = {
+            "prompt_tokens": num_prompt_tokens,
+            "completion_tokens": num_output_tokens,
+            "total_tokens": num_prompt_tokens + num_output_tokens,
+            "prompt_tokens_details": {"cached_tokens": sum(each.num_cached_tokens for each in first)},
+        }
+        if len(self.completions) > 1 or not self._num_tokens:
+            return {"usage": usage, "metrics": None}
+        figures = acceptance(self.completions[0].speculation, self._num_tokens)
+        return {"usage": usage, "metrics": {"speculative_decoding": figures}}

@@ -1,0 +1,39 @@
+"""Reads and writes JSON bodies."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from starlette.responses import Response
+
+
+def dumps(value: Any) -> bytes:
+    """Write a value as JSON in UTF-8. Half of a surrogate pair, which only an error that quotes a request may have,
+    becomes an escape."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
+
+
+class JSONText(Response):
+    """A JSON response."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return dumps(content)
+
+
+def loads(text: bytes) -> dict[str, Any]:
+    """Read a JSON object. Raises ValueError with the reason in words if it is anything else. NaN and Infinity, which
+    Python's parser would take, are refused."""
+    try:
+        found = json.loads(text, parse_constant=_refuse)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"it is a {type(found).__name__}, not an object")
+    return found
+
+
+def _refuse(name: str) -> None:
+    raise ValueError(f"{name} is not JSON")

@@ -1,0 +1,108 @@
+"""A request's life: admitted or refused, run until it is complete, its client is gone or its time is over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect
+
+from specdec_core import AsyncLLM
+from specdec_server.errors import ApiError
+from specdec_server.settings import Settings
+
+T = TypeVar("T")
+
+Receive = Callable[[], Awaitable[Mapping[str, Any]]]
+
+RETRY_AFTER = {"Retry-After": "1"}
+
+
+class Lifecycle:
+    """Admits requests, and ends them when they have to.
+
+    num_requests: requests that are being answered.
+    is_draining: whether the server ends, and admits no more requests.
+    """
+
+    def __init__(self, llm: AsyncLLM, settings: Settings) -> None:
+        self.num_requests = 0
+        self.is_draining = False
+        self._llm = llm
+        self._most = llm.engine.max_num_seqs + settings.max_queued
+        self._num_completions = 0
+        self._timeout_s = settings.request_timeout_s
+        self._drain_timeout_s = settings.drain_timeout_s
+        self._ended = asyncio.Event()
+
+    def check(self) -> None:
+        """Raise ApiError if the server can run no request: the device has failed, or the server ends."""
+        if self._llm.engine.failure is not None:
+            raise ApiError.of(self._llm.engine.failure)
+        if self.is_draining or not self._llm.is_healthy:
+            raise ApiError(503, "the server is shutting down: send the request to another one", code="shutting_down")
+
+    @contextmanager
+    def admit(self, num_completions: int) -> Iterator[None]:
+        """A context in which so many completions of one request run or wait. Raises ApiError if there is no room, now
+        or ever."""
+        self.check()
+        if num_completions > self._most:
+            raise ApiError(
+                400,
+                f"the request asks for {num_completions} completions (prompts times n), and the server takes "
+                f"{self._most} at once: send several requests",
+            )
+        if self._num_completions + num_completions > self._most:
+            raise ApiError(
+                429,
+                f"{self._num_completions} completions run or wait, and the server takes {self._most} at once: try "
+                f"again later",
+                code="queue_full",
+                headers=RETRY_AFTER,
+            )
+        self._num_completions += num_completions
+        try:
+            yield
+        finally:
+            self._num_completions -= num_completions
+
+    async def run(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+        """Run the work of a request and return its result.
+
+        Cancels it, and waits until it has ended, if the client disconnects (ClientDisconnect), after the server's
+        request_timeout (ApiError 504), and when the time to drain is over (ApiError 503).
+
+        receive: of the request, whose body has been read: the next message tells that the client is gone.
+        """
+        self.num_requests += 1
+        task = asyncio.ensure_future(work)
+        gone, ended = asyncio.ensure_future(_disconnect(receive)), asyncio.ensure_future(self._ended.wait())
+        every = (task, gone, ended)
+        try:
+            await asyncio.wait(every, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if gone.done():
+                raise ClientDisconnect
+            if ended.done():
+                raise ApiError(503, "the server shut down before the request was complete", code="shutting_down")
+            raise ApiError(504, f"the request took longer than {self._timeout_s:g} s: ask for less", code="timeout")
+        finally:
+            for each in every:
+                each.cancel()
+            await asyncio.gather(*every, return_exceptions=True)
+            self.num_requests -= 1
+
+    def drain(self) -> None:
+        """Admit no more requests, and end those that still run after the server's drain_timeout."""
+        self.is_draining = True
+        asyncio.get_running_loop().call_later(self._drain_timeout_s, self._ended.set)
+
+
+async def _disconnect(receive: Receive) -> None:
+    """Return when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,103 @@
+"""A real server on a free port of the loopback interface, in a thread of the test process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Event, Thread
+from typing import Any
+
+import httpx
+import openai
+from attrs import evolve
+
+from specdec_core import AsyncLLM
+from specdec_server.app import make_app
+from specdec_server.serving import DrainingServer, bound_socket
+from specdec_server.settings import Settings
+
+WAIT_S = 60.0
+"""A test that waits longer for something fails. Nothing depends on how much shorter it takes."""
+
+TEMPLATE = (
+    "{% for message in messages %}{{ message.content }}{% endfor %}"
+    "{% for tool in tools or [] %} # {{ tool.function.name }}{% endfor %}"
+)
+ENGINE: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 512,
+    "max_num_seqs": 8,
+    "disable_log_stats": True,
+    "speculative_config": {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
+}
+
+
+class Running:
+    """A server that answers until `stop`."""
+
+    def __init__(self, llm: AsyncLLM, **settings: Any) -> None:
+        self.llm = llm
+        made = evolve(Settings(model_names=("tiny",), chat_template=TEMPLATE, tool_call_parser="hermes"), **settings)
+        self.app = make_app(llm, made)
+        self._socket = bound_socket("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        ready = Event()
+        self.server = DrainingServer(self.app, made, ready.set)
+        self._thread = Thread(target=self.server.run, kwargs={"sockets": [self._socket]})
+        self._thread.start()
+        assert ready.wait(WAIT_S)
+        self.http = httpx.Client(base_url=self.url, timeout=WAIT_S, trust_env=False)
+        self.openai = openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="any", max_retries=0, http_client=httpx.Client(trust_env=False)
+        )
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def complete(self, prompt: Any, **fields: Any) -> dict[str, Any]:
+        response = self.post("/v1/completions", prompt=prompt, **fields)
+        assert response.status_code == 200, response.text
+        return response.json()
+
+    def wait_until_idle(self) -> None:
+        """Wait until the engine has no request, and assert that all of its blocks are free."""
+        wait_for(lambda: not self.llm.engine.has_unfinished)
+        self.llm.engine.kv.check_integrity()
+        assert self.llm.engine.kv.num_free_blocks == self.llm.engine._num_kv_blocks
+
+    def stop(self) -> None:
+        self.http.close()
+        self.openai.close()
+        self.server.should_exit = True
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive()
+        self._socket.close()
+
+
+def wait_for(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.005)
+
+
+@contextmanager
+def limited(llm: AsyncLLM, num_steps: int) -> Iterator[None]:
+    """A context in which the engine runs so many steps at most. Between those that it does not run, its thread takes
+    new requests and ends cancelled ones as always."""
+    step, num_left = llm._session.step, num_steps
+
+    def step_if_any_is_left() -> None:
+        nonlocal num_left
+        if num_left:
+            num_left -= 1
+            step()
+        else:
+            time.sleep(0.002)
+
+    llm._session.step = step_if_any_is_left  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del llm._session.step

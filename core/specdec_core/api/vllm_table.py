@@ -111,7 +111,7 @@ ENGINE: Mapping[str, Foreign] = {
     **_all("the environment variable HF_HUB_CACHE sets it", download_dir=()),
     **_all("the environment variable HF_TOKEN sets it", hf_token=()),
     **_all("quantization takes names and configs", quantization_config=(), quantization_param_path=()),
-    **_all("there is no server, so the model has no other name", served_model_name=()),
+    **_all("only the server names the model: spec-decode serve --served-model-name", served_model_name=()),
     **_all(
         "requests without parameters of their own have those of SamplingParams(), not of generation_config.json",
         generation_config="vllm",

@@ -354,6 +354,8 @@ def test_metrics_are_read_between_steps() -> None:
             counted = found["vllm:time_to_first_token_seconds"].count + found["vllm:inter_token_latency_seconds"].count  # type: ignore[union-attr]
             drafted, accepted = (found[f"vllm:spec_decode_num_{name}"].value for name in ("drafts", "accepted_tokens"))
             assert found["vllm:generation_tokens"].value == counted + accepted, drafted  # type: ignore[operator]
+        if task.done():
+            await task  # raises if a reader disturbed it
         task.cancel()
         assert {*threads} == {"specdec-engine"}
 

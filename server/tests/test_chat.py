@@ -60,9 +60,11 @@ def test_arguments_of_earlier_calls_are_objects_for_templates(serve: Callable[..
 
 
 def test_logprobs(server: Running, reference: LLM) -> None:
-    expected = answer(reference, temperature=0, max_tokens=5, logprobs=2).outputs[0]
+    expected = answer(reference, temperature=1.5, seed=1, max_tokens=8, logprobs=2).outputs[0]
+    assert any(each[token_id].rank > 1 for token_id, each in zip(expected.token_ids, expected.logprobs, strict=True))
     create: Any = server.openai.chat.completions.create
-    arguments = {"model": "tiny", "messages": MESSAGES, "max_tokens": 5, "temperature": 0, "logprobs": True}
+    arguments = {"model": "tiny", "messages": MESSAGES, "max_tokens": 8, "temperature": 1.5, "seed": 1}
+    arguments["logprobs"] = True
     whole = create(**arguments, top_logprobs=2).choices[0].logprobs.content
     streamed = [
         each for chunk in create(**arguments, top_logprobs=2, stream=True) for each in chunk.choices[0].logprobs.content
@@ -77,7 +79,10 @@ def test_logprobs(server: Running, reference: LLM) -> None:
             abs=1e-5,
         )
         assert all(len(each.top_logprobs) == 2 for each in found)
-        assert all(each.top_logprobs[0].logprob >= each.top_logprobs[1].logprob for each in found)
+        likely = [sorted(each.values(), key=lambda one: -one.logprob)[:2] for each in expected.logprobs]
+        assert [[one.token for one in each.top_logprobs] for each in found] == [
+            [one.decoded_token for one in each] for each in likely
+        ]
         assert all(bytes(each.bytes).decode() == each.token for each in found if each.bytes is not None)
     assert create(**arguments).choices[0].logprobs.content[0].top_logprobs == []
 

@@ -11,7 +11,16 @@ from uuid import uuid4
 
 from attrs import define, field
 
-from specdec_core import ConfigError, DraftCounts, Logprob, Piece, SamplingParams, StreamOutput, TokenizedPrompt
+from specdec_core import (
+    CapacityError,
+    ConfigError,
+    DraftCounts,
+    Logprob,
+    Piece,
+    SamplingParams,
+    StreamOutput,
+    TokenizedPrompt,
+)
 from specdec_server.errors import ApiError
 from specdec_server.logprobs import Entry
 from specdec_server.protocol import Fields
@@ -132,11 +141,10 @@ class Answer(ABC):
             prompts = [service.check_length(each) for each in await service.tokenize(self.read_prompts)]
             self.completions = [Completion(i * n + j, prompt) for i, prompt in enumerate(prompts) for j in range(n)]
             given = [{"prompt_token_ids": each.token_ids, "cache_salt": each.cache_salt} for each in prompts]
-            is_accepted = False
+            is_refused = False
             try:
                 async with aclosing(service.llm.generate(given, self.params)) as outputs:
                     async for output in outputs:
-                        is_accepted = True
                         completion = self.completions[output.prompt_index * n + output.index]
                         completion.add(output)
                         if output.finish_reason in ("error", "abort"):
@@ -144,8 +152,11 @@ class Answer(ABC):
                                 500, output.error or "the engine aborted the request", code="generation_failed"
                             )
                         yield completion, output
+            except (CapacityError, ConfigError):
+                is_refused = True
+                raise
             finally:
-                if is_accepted:
+                if not is_refused:
                     service.metrics.count(completion.finish_reason for completion in self.completions)
 
     @property

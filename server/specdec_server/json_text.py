@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 
 def dumps(value: Any) -> bytes:
-    """Write a value as JSON in UTF-8. Half of a surrogate pair, which only an error that quotes a request may have,
-    becomes an escape."""
+    """Write a value as JSON in UTF-8. Half of a surrogate pair, which a model may write in the arguments of a tool
+    call, becomes an escape."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 

@@ -104,8 +104,9 @@ class Service:
     @property
     def has_special_tool_marker(self) -> bool:
         """Whether the text that marks a tool call is a special token, which is left out of texts by default."""
-        tokens = getattr(self.llm.get_tokenizer(), "all_special_tokens", ())
-        return self._tool_format is not None and MARKERS[self._tool_format] in tokens
+        added = getattr(self.llm.get_tokenizer(), "added_tokens_decoder", {}).values()
+        special = [str(token) for token in added if token.special]
+        return self._tool_format is not None and MARKERS[self._tool_format] in special
 
     def close(self) -> None:
         self._tokenizing.shutdown(wait=False)

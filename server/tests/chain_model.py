@@ -12,16 +12,18 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 END = "<end>"
 
 
-def save_chains(folder: Path, chains: Sequence[Sequence[str]]) -> Path:
+def save_chains(folder: Path, chains: Sequence[Sequence[str]], special: Sequence[str] = ()) -> Path:
     """Save a checkpoint with its tokenizer. Returns the folder.
 
     chains: the tokens of each text. The first one is the prompt, which the tokenizer reads only as a whole.
+    special: those of the tokens that are special.
     """
     tokens = [END, *(token for chain in chains for token in chain)]
     ids = {token: index for index, token in enumerate(tokens)}
     assert len(ids) == len(tokens), "each token is in one chain, once"
     tokenizer = Tokenizer(models.WordLevel(ids, unk_token=END))
     tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([*special])
     PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)
     size = 64
     assert len(tokens) <= size

@@ -128,7 +128,10 @@ def chains(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
     ]
     hermes += ["tool_call>", '{"name": "stop", "arguments": {}}', "</tool_call>"]
     llama = ["llama", '{"name": "look_up", "para', 'meters": {"name": "mean"}}; {"na', 'me": "stop", "parameters": {}}']
-    made = AsyncLLM(save_chains(tmp_path_factory.mktemp("chains"), [hermes, llama]), **ENGINE)
+    special = ["special", "<tool_call>", '{"name": "special", "arguments": {}}', "</tool_call> "]
+    cut = ["cut", "I look ", "it up <tool", "_call> {"]
+    folder = save_chains(tmp_path_factory.mktemp("chains"), [hermes, llama, special, cut], special=["<tool_call>"])
+    made = AsyncLLM(folder, **ENGINE)
     yield made
     asyncio.run(made.shutdown())
 
@@ -153,6 +156,30 @@ def test_tool_calls(chains: AsyncLLM, serve: Callable[..., Running], name: str, 
     plain = create(**arguments, tool_choice="none").choices[0]
     assert (plain.message.tool_calls, plain.finish_reason) == (None, "stop")
     assert '"look_up"' in plain.message.content
+
+
+def test_a_marker_that_is_a_special_token(chains: AsyncLLM, serve: Callable[..., Running]) -> None:
+    """Special tokens are left out of texts, but not where calls are looked for."""
+    started = serve(chains, chat_template="{{ messages[0].content }}")
+    create: Any = started.openai.chat.completions.create
+    arguments = {"model": "tiny", "messages": [{"role": "user", "content": "special"}], "temperature": 0}
+    (call,) = create(**arguments, tools=[TOOL]).choices[0].message.tool_calls
+    assert call.function.name == "special"
+    assert "<tool_call>" not in create(**arguments).choices[0].message.content
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_cut_off_is_content(chains: AsyncLLM, serve: Callable[..., Running], stream: bool) -> None:
+    started = serve(chains, chat_template="{{ messages[0].content }}")
+    create: Any = started.openai.chat.completions.create
+    arguments = {"model": "tiny", "messages": [{"role": "user", "content": "cut"}], "temperature": 0, "tools": [TOOL]}
+    if stream:
+        chunks = [*create(**arguments, stream=True)]
+        content, reason = "".join(c.choices[0].delta.content or "" for c in chunks), chunks[-1].choices[0].finish_reason
+    else:
+        (choice,) = create(**arguments).choices
+        content, reason = choice.message.content, choice.finish_reason
+    assert (content, reason) == ("I look it up <tool_call> {", "stop")
 
 
 def test_tools_reach_the_template(server: Running) -> None:

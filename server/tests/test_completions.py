@@ -120,6 +120,15 @@ def test_logprobs_and_echo(server: Running, reference: LLM, stream: bool) -> Non
     assert all(2 <= len(each) <= 3 for each in found["top_logprobs"][1:])
 
 
+def test_each_completion_echoes_the_prompt(server: Running) -> None:
+    body = {"prompt": PROMPTS[:2], "n": 2, "seed": 1, "max_tokens": 2, "logprobs": 1, "echo": True}
+    choices = server.complete(**body)["choices"]
+    for prompt, pair in zip(PROMPTS[:2], (choices[:2], choices[2:]), strict=True):
+        assert all(choice["text"].startswith(prompt) for choice in pair)
+        assert all("".join(choice["logprobs"]["tokens"]) == choice["text"] for choice in pair)
+        assert len({str(choice["logprobs"]["token_logprobs"][:-2]) for choice in pair}) == 1
+
+
 def test_prompt_logprobs(server: Running, reference: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=1)
     (output,) = reference.generate(PROMPTS[0], params, use_tqdm=False)

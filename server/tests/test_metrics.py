@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
-from running_server import ENGINE, Running, limited
+from running_server import ENGINE, Running, limited, wait_for
 
 from specdec_core import AsyncLLM
 
@@ -71,6 +71,8 @@ def test_reasons_of_the_end(started: Running) -> None:
     assert busy[("vllm:num_requests_running",)] == 1
     assert 0 < busy[("vllm:kv_cache_usage_perc",)] <= 1
     started.wait_until_idle()
+    assert started.post("/v1/completions", prompt=[1] * 512).status_code == 400  # refused: not counted
+    wait_for(lambda: samples(started)[("vllm:request_success_total", "abort")] == 1)
     found = samples(started)
     counts = {key[1]: value for key, value in found.items() if key[0] == "vllm:request_success_total"}
     assert counts == {"stop": 1, "length": 2, "abort": 1, "error": 0}

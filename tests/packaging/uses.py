@@ -136,7 +136,8 @@ def use_server(weights: str) -> None:
                 assert json.load(response)["usage"]["completion_tokens"] == 4
         finally:
             process.terminate()
-    assert process.returncode == 0
+            rest = process.communicate()[1]
+    assert process.returncode == 0, rest
 
 
 def use_testing(weights: str) -> None:

@@ -314,6 +314,37 @@ def test_the_last_output_has_the_cached_tokens() -> None:
     with_llm(scenario, kv_manager="prefix", block_size=4)
 
 
+@pytest.mark.parametrize("stop", [(), ("value",)])
+def test_whole_completions(stop: tuple) -> None:
+    """Without streaming, a generator yields each completion once, with what its stream has altogether."""
+    params = SamplingParams(
+        seed=3, n=2, max_tokens=24, ignore_eos=True, stop=stop, logprobs=1, prompt_logprobs=1, bad_words=["return"]
+    )
+
+    async def scenario(llm: AsyncLLM) -> None:
+        parts: dict[tuple[int, int], list[StreamOutput]] = {}
+        async for part in llm.generate(PROMPTS[:2], params):
+            parts.setdefault((part.prompt_index, part.index), []).append(part)
+        whole = {
+            (part.prompt_index, part.index): part async for part in llm.generate(PROMPTS[:2], params, stream=False)
+        }
+        assert whole.keys() == parts.keys()
+        for key, found in whole.items():
+            first, last = parts[key][0], parts[key][-1]
+            assert found.text == "".join(part.text for part in parts[key])
+            for name in ("token_id", "logprobs"):
+                expected = [getattr(piece, name) for part in parts[key] for piece in part.pieces]
+                assert [getattr(piece, name) for piece in found.pieces] == expected
+            assert (found.finish_reason, found.stop_reason) == (last.finish_reason, last.stop_reason)
+            assert found.prompt_logprobs == first.prompt_logprobs
+        closed = llm.generate(PROMPTS[0], ENDLESS, stream=False)
+        task = asyncio.create_task(anext(closed))  # type: ignore[arg-type]
+        await asyncio.sleep(0)
+        task.cancel()
+
+    with_llm(scenario, speculative_config={**SETTINGS["speculative_config"], "adaptive_draft_length": False})
+
+
 def test_prompts_tokenized_elsewhere(expected: list) -> None:
     template = "{% for message in messages %}{{ message.content }}{% endfor %}"
 

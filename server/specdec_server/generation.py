@@ -143,7 +143,7 @@ class Answer(ABC):
             given = [{"prompt_token_ids": each.token_ids, "cache_salt": each.cache_salt} for each in prompts]
             is_refused = False
             try:
-                async with aclosing(service.llm.generate(given, self.params)) as outputs:
+                async with aclosing(service.llm.generate(given, self.params, stream=self.is_streamed)) as outputs:
                     async for output in outputs:
                         completion = self.completions[output.prompt_index * n + output.index]
                         completion.add(output)

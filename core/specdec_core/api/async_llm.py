@@ -65,10 +65,15 @@ class AsyncLLM:
     ) -> None:
         await self.shutdown()
 
-    def generate(self, prompts: Prompts, sampling_params: Params = None) -> AsyncGenerator[StreamOutput, None]:
+    def generate(
+        self, prompts: Prompts, sampling_params: Params = None, *, stream: bool = True
+    ) -> AsyncGenerator[StreamOutput, None]:
         """Complete one prompt or several, yielding new tokens after each step. The arguments are those of
-        `LLM.generate`. An output's `prompt_index` is the index of its prompt. If one prompt is wrong, none is run."""
-        return self._generate(lambda: self._session.prompts.read(prompts), sampling_params)
+        `LLM.generate`. An output's `prompt_index` is the index of its prompt. If one prompt is wrong, none is run.
+
+        stream: False: yield each completion once, when it is complete, which takes less time.
+        """
+        return self._generate(lambda: self._session.prompts.read(prompts), sampling_params, is_streamed=stream)
 
     def chat(
         self,
@@ -158,9 +163,9 @@ class AsyncLLM:
             raise errors[0]
 
     async def _generate(
-        self, read: Callable[[], list[TokenizedPrompt]], sampling_params: Params
+        self, read: Callable[[], list[TokenizedPrompt]], sampling_params: Params, *, is_streamed: bool = True
     ) -> AsyncGenerator[StreamOutput, None]:
-        stream = _Stream(asyncio.get_running_loop())
+        stream = _Stream(asyncio.get_running_loop(), is_streamed=is_streamed)
         if not self._post(partial(self._submit, stream, read, sampling_params)):
             raise SpecdecError("this AsyncLLM was shut down: make another one")
         is_over = False
@@ -221,7 +226,7 @@ class AsyncLLM:
     def _submit(self, stream: _Stream, read: Callable[[], list[TokenizedPrompt]], sampling_params: Params) -> None:
         try:
             listener = partial(self._put, stream)
-            submitted = self._session.submit(read(), sampling_params, listener, is_streamed=True)
+            submitted = self._session.submit(read(), sampling_params, listener, is_streamed=stream.is_streamed)
         except BaseException as error:
             stream.end(error)
             return
@@ -234,6 +239,12 @@ class AsyncLLM:
     def _put(self, stream: _Stream, prompt_index: int, index: int, request: Request, pieces: Sequence[Piece]) -> None:
         if stream not in self._streams:
             return
+        if not stream.is_streamed:
+            earlier = stream.held.setdefault(request.id, [])
+            earlier += pieces
+            if request.finish_reason is None:
+                return
+            pieces = earlier
         if request.finish_reason is not None:
             stream.running.remove(request.id)
         if not stream.put(StreamOutput.of(prompt_index, index, request, pieces)) or not stream.running:
@@ -258,15 +269,19 @@ class AsyncLLM:
 class _Stream:
     """Carries output from the engine's thread to one asynchronous generator.
 
+    is_streamed: whether the generator yields tokens as they come; False: whole completions.
     running: ids of the generator's requests that have not ended.
+    held: {request id: its tokens so far} if is_streamed is False.
     error: the exception that the generator raises after its last output; None: it ends normally. Must be set before
         `put(None)`.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, *, is_streamed: bool) -> None:
+        self.is_streamed = is_streamed
         self.queue: asyncio.Queue[StreamOutput | None] = asyncio.Queue()
         self.error: BaseException | None = None
         self.running: set[str] = set()
+        self.held: dict[str, list[Piece]] = {}
         self._loop = loop
 
     def put(self, output: StreamOutput | None) -> bool:

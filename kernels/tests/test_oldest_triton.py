@@ -12,7 +12,13 @@ import pytest
 
 KERNELS = Path(__file__).parents[1]
 OLDEST = Path(sys.prefix, "oldest")
-TESTS = ("gpu/test_drawing.py", "gpu/test_elementwise.py", "gpu/test_likeliest.py", "gpu/test_truncation.py")
+TESTS = (
+    "gpu/test_compaction.py",
+    "gpu/test_drawing.py",
+    "gpu/test_elementwise.py",
+    "gpu/test_likeliest.py",
+    "gpu/test_truncation.py",
+)
 DEPRECATED = "ignore:Conversion of an array with ndim:DeprecationWarning"
 """What this Triton's interpreter does, and an error in the newest numpy: an older one is installed beside it."""
 MORE = ("gpu/test_attention.py", "gpu/test_linear.py", "gpu/test_compiling.py")

@@ -292,6 +292,14 @@ def test_each_call_agrees_with_the_reference(features: dict, llama: Path, plain:
     assert num_words == {0, 1, 2}
 
 
+def test_accepted_nodes_are_moved_by_the_plugins_operation(llama: Path, plain: list, offering: Any) -> None:
+    used = Used(REFERENCE["compact"])
+    assert complete(llama, offering(OpsSpec(1, {"compact": used})), guess(plain, "tree")).token_ids == plain
+    assert used.num_calls > 10
+    nothing = offering(OpsSpec(1, {"compact": lambda *moves: None}))
+    assert complete(llama, nothing, guess(plain, "tree")).token_ids != plain
+
+
 def only_bfloat16(name: str, context: OpsContext) -> bool:
     return context.dtype == torch.bfloat16
 

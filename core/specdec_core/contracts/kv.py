@@ -143,6 +143,7 @@ class KVContext:
     num_blocks: int
     block_size: int  # slots of a block
     device: torch.device
+    compact: Callable[..., None] | None = None  # the operation of this name; None: the reference
 
 
 @frozen(eq=False)

@@ -84,7 +84,7 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
         design = design.after_loading(loaded)
     device = target.info.device
     with building(f"KV manager {design.kv_spec.name!r}", "be built"):
-        context = KVContext(design.memory.num_blocks, config.block_size, device)
+        context = KVContext(design.memory.num_blocks, config.block_size, device, design.ops["compact"])
         kv = design.kv_spec.build(design.kv_options, context)
         groups = [kv.add_group(layout) for layout in target.kv_groups.layouts]
     places = [(groups[kind], layer) for kind, layer in target.kv_groups.places]

@@ -121,7 +121,9 @@ def make_design(
     draft_kv_bytes = sum(layout.bytes_per_token for layout in layouts[len(target.kv_groups.layouts) :])
     num_draft_tokens = most_draft_tokens(methods)
     memory = plan_memory(config, target, plan, bytes_per_block, draft_kv_bytes, num_draft_tokens)
-    resolved = ops.resolve(offered, _contexts(target))
+    contexts = _contexts(target)
+    of_caches = [evolve(contexts[0], kv_layout=layout) for layout in layouts]  # the draft's, too
+    resolved = {**ops.resolve(offered, contexts), "compact": ops.resolve(offered, of_caches)["compact"]}
     return Design(config, target, methods, plan, memory, kv_spec, kv_options, resolved)
 
 

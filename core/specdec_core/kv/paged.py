@@ -14,6 +14,7 @@ from specdec_core.contracts.verifier import Verdict
 from specdec_core.errors import CapacityError
 from specdec_core.kv.block_pool import BlockPool
 from specdec_core.kv.device_tables import DeviceTables
+from specdec_core.ops.compaction import compact
 from specdec_core.ops.upload import upload
 
 
@@ -36,7 +37,7 @@ class PagedKVManager:
 
     def __init__(self, context: KVContext, pool: BlockPool | None = None) -> None:
         self._pool = pool or BlockPool(context.num_blocks, context.block_size)
-        self._device = context.device
+        self._device, self._compact = context.device, context.compact or compact
         self._tables = DeviceTables(self._pool, self._device)
         self._groups: list[_Group] = []
         self._num_final: dict[str, int] = {}  # slots of each request
@@ -125,5 +126,4 @@ class PagedKVManager:
         source, destination = slots(first + nodes[of, step]), slots(first + step)
         for group in self._groups:
             if group.layout.keeps_nodes:
-                for storage in (group.keys, group.values):  # index_select copies first: slots may overlap
-                    storage.index_copy_(1, destination, storage.index_select(1, source))
+                self._compact(group.keys, group.values, source, destination)

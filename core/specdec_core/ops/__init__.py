@@ -12,6 +12,7 @@ from attrs import evolve
 from specdec_core.contracts.ops import OpsContext
 from specdec_core.ops.argmax import likeliest
 from specdec_core.ops.attention import paged_attention, store_kv
+from specdec_core.ops.compaction import compact
 from specdec_core.ops.decoder import fuse_layers
 from specdec_core.ops.drawing import draw
 from specdec_core.ops.elementwise import rms_norm, rotary
@@ -31,8 +32,9 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "draw": draw,
     "likeliest": likeliest,
     "truncate": truncate,
+    "compact": compact,
 }
-OUTSIDE_OF_LAYERS = ("draw", "likeliest", "truncate")
+OUTSIDE_OF_LAYERS = ("draw", "likeliest", "truncate", "compact")
 
 
 def resolve(offered: OfferedOps, contexts: Sequence[OpsContext]) -> dict[str, Callable[..., Any]]:

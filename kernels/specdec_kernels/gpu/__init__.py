@@ -10,6 +10,7 @@ import torch
 from specdec_core import OpsContext
 from specdec_kernels.gpu.argmax import likeliest
 from specdec_kernels.gpu.attention import paged_attention, shared_bytes
+from specdec_kernels.gpu.compaction import compact
 from specdec_kernels.gpu.drawing import draw
 from specdec_kernels.gpu.linear import pack_linear
 from specdec_kernels.gpu.norm import rms_norm
@@ -26,8 +27,9 @@ OPS = {
     "draw": draw,
     "likeliest": likeliest,
     "truncate": truncate,
+    "compact": compact,
 }
-OF_ANY_CACHE = ("pack_linear", "draw", "likeliest", "truncate")
+OF_ANY_CACHE = ("pack_linear", "draw", "likeliest", "truncate", "compact")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)
 """Of a GPU: older ones (before Ampere) have no bfloat16."""

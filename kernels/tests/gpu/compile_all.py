@@ -22,6 +22,7 @@ TYPES = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
+    torch.int16: "*i16",
     torch.int32: "*i32",
     torch.int64: "*i64",
 }
@@ -68,6 +69,7 @@ def launch_all(head_dim: int) -> None:
         OPS["paged_attention"](made.query, made.keys, made.values, made.fresh_plan(), 0.1, **each)
     slots = torch.zeros(2, dtype=torch.int64)
     OPS["store_kv"](made.keys, made.values, slots, made.keys[:2], made.values[:2])
+    OPS["compact"](made.keys[None], made.values[None], slots, slots)
     rows, weight = torch.ones(3, 4096, dtype=dtype), torch.ones(1024, 4096, dtype=dtype)
     for most, bias in ((0, None), (256, None), (256, weight[:, 0].contiguous())):
         linear.MOST_ROWS_APART = most

@@ -13,9 +13,9 @@ from attrs import define
 from hypothesis import given, settings, strategies as st
 
 from specdec_core import Draft, DraftTree, SamplingParams
+from specdec_core.ops.token_counts import TokenCounts
 from specdec_core.sampling.constraints import ConstrainedRows, Constraints
 from specdec_core.sampling.process import process_logits
-from specdec_core.sampling.token_counts import TokenCounts
 from specdec_testing.pretend_cuda import CUDA, PretendCuda
 
 VOCAB = 7
@@ -108,27 +108,33 @@ def test_kept_counts_equal_counts_from_scratch(run: tuple[list[Counting], list[A
     compare(*run)
 
 
-def read_all_again(read: Callable[..., None]) -> Callable[..., None]:
-    def again(self: TokenCounts, token_ids: np.ndarray) -> None:
+Read = Callable[..., np.ndarray]
+
+
+def read_all_again(read: Read) -> Read:
+    def again(self: TokenCounts, *tokens: Any) -> np.ndarray:
         self._num_read = 0
-        read(self, token_ids)
+        return read(self, *tokens)
 
     return again
 
 
-def skip_one(read: Callable[..., None]) -> Callable[..., None]:
-    def skipping(self: TokenCounts, token_ids: np.ndarray) -> None:
-        read(self, token_ids)
+def skip_one(read: Read) -> Read:
+    def skipping(self: TokenCounts, *tokens: Any) -> np.ndarray:
+        new = read(self, *tokens)
         self._num_read += 1
+        return new
 
     return skipping
 
 
-def forget_new_ids(read: Callable[..., None]) -> Callable[..., None]:
-    def forgetting(self: TokenCounts, token_ids: np.ndarray) -> None:
-        known = self._num_ids
-        read(self, token_ids)
-        self._num_ids = known or self._num_ids
+def forget_new_ids(read: Read) -> Read:
+    def forgetting(self: TokenCounts, *tokens: Any) -> np.ndarray:
+        is_first = not self._occurs.any()
+        new = read(self, *tokens)
+        if not is_first:
+            self._new_ids.clear()
+        return new
 
     return forgetting
 

@@ -11,6 +11,7 @@ import torch
 from attrs import evolve, frozen
 
 from specdec_core import Draft
+from specdec_core.ops.token_counts import TokenCounts
 from specdec_core.sampling import bad_words, penalties
 from specdec_core.sampling.constraints import ConstrainedRows, Constraints, Paths
 
@@ -78,8 +79,14 @@ def the_prompt_is_missing(patch: Patch) -> None:
 
 
 def presence_is_counted_in_the_prompt(patch: Patch) -> None:
-    count = penalties.count_tokens
-    patch.setattr(penalties, "count_tokens", lambda rows, logits, with_prompt: count(rows, logits, with_prompt=True))
+    class Wrong(TokenCounts):
+        def __init__(self, start: int, vocab_size: int, device: torch.device) -> None:
+            super().__init__(0, vocab_size, device)
+
+        def read(self, token_ids: np.ndarray, num_prompt_tokens: int) -> np.ndarray:
+            return super().read(token_ids, 0)
+
+    patch.setattr(penalties, "TokenCounts", Wrong)
 
 
 def words_begin_in_the_prompt(patch: Patch) -> None:

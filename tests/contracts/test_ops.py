@@ -300,6 +300,15 @@ def test_accepted_nodes_are_moved_by_the_plugins_operation(llama: Path, plain: l
     assert complete(llama, nothing, guess(plain, "tree")).token_ids != plain
 
 
+def test_penalties_are_the_plugins_operation(llama: Path, offering: Any) -> None:
+    used = Used(REFERENCE["penalize"])
+    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, frequency_penalty=1.0)
+    plugins = offering(OpsSpec(1, {"penalize": used}))
+    with LLM(llama, plugins=plugins, dtype="float32", num_kv_blocks=50, skip_tokenizer_init=True) as llm:
+        llm.generate({"prompt_token_ids": [1, 2, 3]}, params, use_tqdm=False)
+    assert used.num_calls == 5
+
+
 def only_bfloat16(name: str, context: OpsContext) -> bool:
     return context.dtype == torch.bfloat16
 

@@ -108,8 +108,7 @@ class Verification:
             name = self.choose(draft, params)  # the logits of requests that are all greedy are not masked
         noise = CounterRandom([request.seed for request in requests], roots, self._ops["draw"])
         constraints = ConstrainedRows.of(schedule.whole_requests[chosen], draft)
-        row_requests, truncate = draft.host_layout.row_requests, self._ops["truncate"]
-        processed = process_logits(logits, row_requests, params, constraints, truncate)
+        processed = process_logits(logits, draft.host_layout.row_requests, params, constraints, self._ops)
         greedy = [index for index, each in enumerate(params) if each.is_greedy]
         return self.verify(name, processed, draft, noise, greedy)
 

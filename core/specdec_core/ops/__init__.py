@@ -17,6 +17,7 @@ from specdec_core.ops.decoder import fuse_layers
 from specdec_core.ops.drawing import draw
 from specdec_core.ops.elementwise import rms_norm, rotary
 from specdec_core.ops.linear import pack_linear
+from specdec_core.ops.penalties import penalize
 from specdec_core.ops.truncation import truncate
 from specdec_core.plugins.operations import OfferedOps
 
@@ -33,8 +34,9 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "likeliest": likeliest,
     "truncate": truncate,
     "compact": compact,
+    "penalize": penalize,
 }
-OUTSIDE_OF_LAYERS = ("draw", "likeliest", "truncate", "compact")
+OUTSIDE_OF_LAYERS = ("draw", "likeliest", "truncate", "compact", "penalize")
 
 
 def resolve(offered: OfferedOps, contexts: Sequence[OpsContext]) -> dict[str, Callable[..., Any]]:

@@ -12,9 +12,9 @@ from attrs import define, field, frozen
 
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.draft import Draft
+from specdec_core.ops.token_counts import TokenCounts
 from specdec_core.ops.upload import upload
 from specdec_core.sampling.history import History
-from specdec_core.sampling.token_counts import TokenCounts
 
 
 @define(eq=False)
@@ -25,7 +25,7 @@ class Constraints:
     fault: the error message if a custom logits processor failed in the latest step, on the logits after the request's
         last token; else None.
     leaves_any: bool [], on the device: whether the processors left a token possible there; None: they did not run.
-    token_counts: counts for penalties, by the index of the first token that counts. Made when they are first needed.
+    token_counts: counts for penalties; None: not needed yet.
     history: makes the token ids that custom logits processors get.
     """
 
@@ -38,7 +38,7 @@ class Constraints:
     bias_values: np.ndarray  # float64 [n]
     fault: str | None = None
     leaves_any: torch.Tensor | None = field(default=None, repr=False)
-    token_counts: dict[int, TokenCounts] = field(factory=dict, repr=False)
+    token_counts: TokenCounts | None = field(default=None, repr=False)
     history: History = field(factory=History, repr=False)
 
     @classmethod
@@ -61,12 +61,12 @@ class Constraints:
             bias_values=np.array(list(bias.values()), dtype=np.float64),
         )
         masks = found.allowed_ids is not None or found.bad_words or found.min_tokens or params.logits_processors
-        penalizes = params.repetition_penalty != 1 or found.counts_output
-        return found if masks or bias or penalizes else None
+        return found if masks or bias or found.penalizes else None
 
     @property
-    def counts_output(self) -> bool:
-        return self.params.frequency_penalty != 0 or self.params.presence_penalty != 0
+    def penalizes(self) -> bool:
+        params = self.params
+        return params.repetition_penalty != 1 or params.frequency_penalty != 0 or params.presence_penalty != 0
 
 
 def why_not_finite(constraints: Constraints | None) -> str:
@@ -209,10 +209,6 @@ class ConstrainedRows:
         lengths = np.array([len(each) for each in values])
         positions = np.repeat(np.arange(len(self.owners)), lengths[self.owners])
         return positions, np.concatenate([np.tile(each, n) for each, n in zip(values, self.counts, strict=True)])
-
-    def per_row(self, values: Sequence[float], dtype: torch.dtype) -> torch.Tensor:
-        """[n, 1]   one value per request, repeated for each of its rows."""
-        return self.to_device(np.array(values)[self.owners]).to(dtype).unsqueeze(1)
 
     def to_device(self, array: np.ndarray) -> torch.Tensor:
         return upload(array, self.paths.draft.token_ids.device)

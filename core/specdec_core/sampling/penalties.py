@@ -1,74 +1,33 @@
-"""Penalties for tokens that occurred before: repetition (in prompt and output), frequency and presence (in the
-output)."""
+"""Penalties for tokens that occurred before, of all requests that ask for one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import torch
 
+from specdec_core.ops.token_counts import TokenCounts
 from specdec_core.sampling.constraints import ConstrainedRows
-from specdec_core.sampling.token_counts import TokenCounts
 
 
-def penalize_repetition(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """In place: divide positive logits of tokens in a row's history by repetition_penalty, and multiply negative
-    ones."""
-    penalties = rows.per_row([c.params.repetition_penalty for c in rows.constraints], logits.dtype)
-
-    def penalized(before: torch.Tensor, counts: torch.Tensor, at: slice) -> torch.Tensor:
-        penalty = penalties[at]
-        return torch.where(counts > 0, torch.where(before > 0, before / penalty, before * penalty), before)
-
-    _penalize(logits, rows, count_tokens(rows, logits, with_prompt=True), penalized)
+def penalize_history(logits: torch.Tensor, rows: ConstrainedRows, penalize: Callable[..., None]) -> None:
+    """In place: apply repetition_penalty, frequency_penalty and presence_penalty to the logits of tokens in each row's
+    history. penalize: the operation of this name."""
+    counts, new = count_tokens(rows, logits)
+    params = [constraints.params for constraints in rows.constraints]
+    penalties = np.array([(p.repetition_penalty, p.frequency_penalty, p.presence_penalty) for p in params], np.float64)
+    penalize(logits, rows.path, rows.first_rows, rows.counts.tolist(), penalties, counts, new)
 
 
-def penalize_output(logits: torch.Tensor, rows: ConstrainedRows) -> None:
-    """In place: lower the logit of each token in the output, by frequency_penalty for each occurrence and by
-    presence_penalty once."""
-    frequency = rows.per_row([c.params.frequency_penalty for c in rows.constraints], logits.dtype)
-    presence = rows.per_row([c.params.presence_penalty for c in rows.constraints], logits.dtype)
-
-    def penalized(before: torch.Tensor, counts: torch.Tensor, at: slice) -> torch.Tensor:
-        return before - frequency[at] * counts - presence[at] * (counts > 0)
-
-    _penalize(logits, rows, count_tokens(rows, logits, with_prompt=False), penalized)
-
-
-def count_tokens(rows: ConstrainedRows, logits: torch.Tensor, *, with_prompt: bool) -> list[TokenCounts]:
-    """Count how often each token occurs in each request: in the output and, with_prompt, the prompt. The counts of the
-    last step are brought up to date."""
-    found: list[TokenCounts] = []
+def count_tokens(rows: ConstrainedRows, logits: torch.Tensor) -> tuple[list[TokenCounts], list[np.ndarray]]:
+    """Return the counts of the last step, of each request, and the tokens to add to them. The prompt counts only for a
+    repetition penalty."""
+    counts, new = [], []
     for request, constraints in zip(rows.requests, rows.constraints, strict=True):
-        start = 0 if with_prompt else request.num_prompt_tokens
-        if start not in constraints.token_counts:
-            constraints.token_counts[start] = TokenCounts(start, logits.shape[1], logits.device)
-        found.append(constraints.token_counts[start])
-        found[-1].read(request.token_ids)
-    return found
-
-
-def _penalize(
-    logits: torch.Tensor,
-    rows: ConstrainedRows,
-    of_requests: Sequence[TokenCounts],
-    penalized: Callable[[torch.Tensor, torch.Tensor, slice], torch.Tensor],
-) -> None:
-    """In place: replace the logits of the tokens in each row's history, which are the request's tokens and the draft
-    tokens on the row's path.
-
-    penalized: returns the new logits, given logits [num, k], how often their tokens occur in the row's history ([k] or
-        [num, k], in the dtype of the logits; 0: leave the logit as it is) and which of `rows` these are.
-    """
-    path = rows.path.clamp(min=0)  # where no node is, token 0 stands, as often as it occurs on the path
-    on_path = ((path.unsqueeze(2) == path.unsqueeze(1)) & (rows.path >= 0).unsqueeze(1)).sum(2)
-    ends = np.cumsum(rows.counts).tolist()
-    for of_request, end, num_rows, first in zip(of_requests, ends, rows.counts, rows.first_rows, strict=True):
-        at = slice(end - num_rows, end)
-        own = logits[first : first + num_rows]
-        ids, tokens = of_request.ids.expand(num_rows, -1), path[at]
-        below = own.gather(1, tokens)
-        times = of_request.counts[of_request.ids].to(logits.dtype)
-        own.scatter_(1, ids, penalized(own.gather(1, ids), times, at))
-        own.scatter_(1, tokens, penalized(below, (of_request.counts[tokens] + on_path[at]).to(logits.dtype), at))
+        if constraints.token_counts is None:
+            start = request.num_prompt_tokens if constraints.params.repetition_penalty == 1 else 0
+            constraints.token_counts = TokenCounts(start, logits.shape[1], logits.device)
+        counts.append(constraints.token_counts)
+        new.append(counts[-1].read(request.token_ids, request.num_prompt_tokens))
+    return counts, new

@@ -3,16 +3,17 @@ the row's own history of tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 
 from specdec_core.config.sampling import SamplingParams
-from specdec_core.ops.truncation import truncate
+from specdec_core.ops import REFERENCE
 from specdec_core.sampling.bad_words import forbid_bad_words
 from specdec_core.sampling.constraints import ConstrainedRows, Constraints
-from specdec_core.sampling.penalties import penalize_output, penalize_repetition
+from specdec_core.sampling.penalties import penalize_history
 from specdec_core.sampling.processors import run_processors
 
 
@@ -51,11 +52,9 @@ IN_ORDER: tuple[tuple[Callable[[Constraints], bool], Callable[[torch.Tensor, Con
     (lambda c: c.min_tokens > 0, forbid_early_end),
     (lambda c: len(c.bias_ids) > 0, add_bias),
     (lambda c: len(c.params.logits_processors) > 0, run_processors),
-    (lambda c: c.params.repetition_penalty != 1, penalize_repetition),
-    (lambda c: c.counts_output, penalize_output),
 )
 """In vLLM's order, pairs of functions: whether a request uses a sampling parameter, and what applies it, in place, to
-the logits [num_rows, vocab] at such requests' rows."""
+the logits [num_rows, vocab] at such requests' rows. Penalties follow."""
 
 
 def process_logits(
@@ -63,7 +62,7 @@ def process_logits(
     row_requests: np.ndarray,
     params: Sequence[SamplingParams],
     constraints: ConstrainedRows | None = None,
-    truncate: Callable[..., torch.Tensor] = truncate,
+    ops: Mapping[str, Callable[..., Any]] = REFERENCE,
 ) -> torch.Tensor:
     """Apply the sampling parameters of each row's request to logits [num_rows, vocab]. Returns float32, or float64 if
     the logits are; does not change its input.
@@ -72,7 +71,7 @@ def process_logits(
     params: the sampling parameters of each request.
     constraints: the rows of requests with parameters other than temperature, min_p, top_k and top_p; None: there are
         none.
-    truncate: the operation of this name.
+    ops: {name of an operation: operation}, with `penalize` and `truncate`.
 
     Rows of greedy requests become -inf except at the argmax, unless every request is greedy. Unused parameters cost no
     time: if every request is greedy and there are no constraints, the logits are returned as they are.
@@ -89,8 +88,11 @@ def process_logits(
         for is_asked, apply in IN_ORDER:
             if (asking := constraints.where(is_asked)) is not None:
                 apply(logits, asking)
+        if (asking := constraints.where(lambda c: c.penalizes)) is not None:
+            penalize_history(logits, asking, ops["penalize"])
         logits.masked_fill_(~is_sound, torch.nan)
-    return logits if is_greedy else truncate(logits, *_per_row(params, row_requests))
+    processed: torch.Tensor = logits if is_greedy else ops["truncate"](logits, *_per_row(params, row_requests))
+    return processed
 
 
 def _per_row(params: Sequence[SamplingParams], row_requests: np.ndarray) -> Iterator[np.ndarray]:

@@ -14,6 +14,7 @@ from specdec_kernels.gpu.compaction import compact
 from specdec_kernels.gpu.drawing import draw
 from specdec_kernels.gpu.linear import pack_linear
 from specdec_kernels.gpu.norm import rms_norm
+from specdec_kernels.gpu.penalties import penalize
 from specdec_kernels.gpu.rotary import rotary
 from specdec_kernels.gpu.store import store_kv
 from specdec_kernels.gpu.truncation import truncate
@@ -28,8 +29,9 @@ OPS = {
     "likeliest": likeliest,
     "truncate": truncate,
     "compact": compact,
+    "penalize": penalize,
 }
-OF_ANY_CACHE = ("pack_linear", "draw", "likeliest", "truncate", "compact")
+OF_ANY_CACHE = ("pack_linear", "draw", "likeliest", "truncate", "compact", "penalize")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)
 """Of a GPU: older ones (before Ampere) have no bfloat16."""

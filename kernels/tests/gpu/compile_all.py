@@ -18,6 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from passes import Heads, Request, make_pass
 
+from specdec_core.ops.token_counts import TokenCounts
+
 TYPES = {
     torch.float64: "*fp64",
     torch.float32: "*fp32",
@@ -79,6 +81,9 @@ def launch_all(head_dim: int) -> None:
     parameters = np.ones(3), np.zeros(3), np.zeros(3, dtype=np.int64), np.ones(3)
     OPS["truncate"](torch.ones(3, 128_256), *parameters)
     OPS["draw"](torch.ones(3, 128_256), torch.zeros(3, dtype=torch.float64))
+    counts = TokenCounts(0, 128_256, torch.device("cpu"))
+    path = torch.ones(3, 2, dtype=torch.int64)
+    OPS["penalize"](torch.ones(3, 128_256), path, [0], [3], np.ones((1, 3)), [counts], [np.arange(3)])
     angles = torch.ones(1, 3, 128, dtype=dtype)
     OPS["rotary"](
         rows.view(1, 3, 32, 128).transpose(1, 2), weight[:3, :1024].view(1, 3, 8, 128).transpose(1, 2), angles, angles

@@ -94,6 +94,7 @@ from specdec_core.drafting import (
     dynamic_grower_of as dynamic_grower_of,
     grow as grow,
     grower_of as grower_of,
+    most_likely_of as most_likely_of,
 )
 from specdec_core.drafting.losses import (
     accuracy as accuracy,

@@ -25,6 +25,7 @@ from specdec_core.drafting.chain import HostChain
 from specdec_core.drafting.device_dynamic import DeviceDynamicTree
 from specdec_core.drafting.device_tree import DeviceTree
 from specdec_core.engine.draft_check import check_draft
+from specdec_core.ops import REFERENCE
 
 Patch = pytest.MonkeyPatch
 
@@ -74,6 +75,21 @@ cases = st.builds(
     budgets_and_depths=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 4)), min_size=1, max_size=4),
     odd=st.frozensets(st.integers(0, 30), max_size=12),
 )
+
+
+@pytest.mark.parametrize("of_fixed_size", [False, True])
+def test_trees_take_the_operation_of_their_batch(of_fixed_size: bool) -> None:
+    asked: list[int] = []
+
+    def most_likely(logits: torch.Tensor, number: int) -> tuple[torch.Tensor, torch.Tensor]:
+        asked.append(number)
+        return REFERENCE["most_likely"](logits, number)
+
+    batch = attrs.evolve(batch_of([9, 9], [0.0, 0.0]), most_likely=most_likely)
+    with levels(of_fixed_size=of_fixed_size):
+        grown(dynamic_grower_of(batch, 3, 1), 2)
+        grown(grower_of(batch, TokenTree.parse("[(0,), (1,), (0, 0)]")), 2)
+    assert asked == [3, 3, *([2, 1] if of_fixed_size else [])]  # on a CPU, trees of a fixed shape need probabilities
 
 
 def check(case: Case) -> None:

@@ -17,6 +17,7 @@ TESTS = (
     "gpu/test_drawing.py",
     "gpu/test_elementwise.py",
     "gpu/test_likeliest.py",
+    "gpu/test_top_tokens.py",
     "gpu/test_penalties.py",
     "gpu/test_truncation.py",
 )

@@ -309,6 +309,16 @@ def test_penalties_are_the_plugins_operation(llama: Path, offering: Any) -> None
     assert used.num_calls == 5
 
 
+def test_draft_tokens_are_found_by_the_plugins_operation(offering: Any) -> None:
+    used = Used(REFERENCE["most_likely"])
+    speculative = {"method": "eagle3", "eagle_topk": 4, "num_speculative_tokens": 12, "adaptive_draft_length": False}
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    plugins = offering(OpsSpec(1, {"most_likely": used}))
+    with LLM("tiny", plugins=plugins, dtype="float32", speculative_config=speculative) as llm:
+        llm.generate("def mean(values):", params, use_tqdm=False)
+    assert used.num_calls > 2
+
+
 def only_bfloat16(name: str, context: OpsContext) -> bool:
     return context.dtype == torch.bfloat16
 

@@ -60,8 +60,7 @@ class LevelBudget(Protocol):
 
 @frozen(eq=False)
 class ProposerBatch:
-    """The requests for which to draft. The target has computed all tokens of each request but the last one, which is
-    the root of the request's draft tree."""
+    """The requests to draft for. The target has computed all tokens of each but the last one, the root of its tree."""
 
     requests: Sequence[RequestView]
     root_token_ids: torch.Tensor  # int64 [batch]
@@ -72,6 +71,7 @@ class ProposerBatch:
     levels: LevelBudget | None = None  # asked before each level but the first; None: all are wanted, as on a GPU
     may_sample: tuple[bool, ...] = ()  # [batch]   the temperature is above 0, and the user gave no seed; (): of none
     host_temperature: tuple[float, ...] = ()  # [batch]   `temperature` on the host; (): not known there
+    most_likely: Callable[..., Any] | None = None  # the operation of this name: see `drafting.most_likely_of`
 
 
 @frozen(eq=False)

@@ -2,7 +2,7 @@
 logits."""
 
 from specdec_core.drafting.builder import DraftBuilder as DraftBuilder, Grown as Grown
-from specdec_core.drafting.distributions import draws_some as draws_some
+from specdec_core.drafting.distributions import draws_some as draws_some, most_likely_of as most_likely_of
 from specdec_core.drafting.draft_pass import DraftPass as DraftPass, DraftSlots as DraftSlots
 from specdec_core.drafting.dynamic import DynamicTree as DynamicTree, dynamic_grower_of as dynamic_grower_of
 from specdec_core.drafting.features import FeatureProposer as FeatureProposer

@@ -9,7 +9,7 @@ import torch
 
 from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.contracts.proposer import ProposerBatch
-from specdec_core.drafting.distributions import to_target
+from specdec_core.drafting.distributions import most_likely_of, to_target
 from specdec_core.drafting.level import Level
 from specdec_core.ops.upload import upload
 
@@ -25,7 +25,7 @@ class DeviceDynamicTree:
     ) -> None:
         self._budgets = np.array(batch.max_draft_tokens)
         self._size, self._device = len(self._budgets), batch.root_token_ids.device
-        self._top_k, self._q_to_target = top_k, q_to_target
+        self._top_k, self._q_to_target, self._most_likely = top_k, q_to_target, most_likely_of(batch)
         self._least_score = float(np.log(min_prob)) if min_prob else torch.finfo(torch.float32).min
         self._levels_left = min(depth, int(self._budgets.max()) - 1)  # a node that is kept has all its ancestors kept
         self._host_requests = np.arange(self._size)
@@ -41,8 +41,7 @@ class DeviceDynamicTree:
 
     def grow(self, logits: torch.Tensor) -> Level | None:
         width, above_owner = self._frontier.shape[1], self._requests.unsqueeze(1)
-        log_probs = logits.log_softmax(dim=-1, dtype=torch.float32)
-        values, token_ids = log_probs.topk(min(self._top_k, logits.shape[-1]), dim=-1)
+        values, token_ids = self._most_likely(logits, self._top_k)
         values = values.masked_fill(values.isnan(), IMPOSSIBLE).view(self._size, width, -1)  # NaN: not finite
         num_children = values.shape[2]
         scores = (self._frontier_scores.unsqueeze(2) + values).flatten(1)

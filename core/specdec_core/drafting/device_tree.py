@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from specdec_core.config.token_tree import TokenTree
 from specdec_core.contracts.draft import DEAD, Draft
 from specdec_core.contracts.proposer import ProposerBatch
-from specdec_core.drafting.distributions import Distributions, draw_children
+from specdec_core.drafting.distributions import Distributions, draw_children, most_likely_of
 from specdec_core.drafting.level import Level
 from specdec_core.ops.upload import upload
 
@@ -89,6 +89,7 @@ class DeviceTree:
 
     def __init__(self, batch: ProposerBatch, shape: TokenTree, distributions: Distributions, min_prob: float) -> None:
         self._batch, self._distributions, self._min_prob = batch, distributions, min_prob
+        self._most_likely = most_likely_of(batch)
         device = batch.root_token_ids.device
         self._counts = np.minimum(batch.max_draft_tokens, len(shape.paths))  # [batch]   nodes of each request
         self._shape = shape.first(int(self._counts.max()))
@@ -135,19 +136,20 @@ class DeviceTree:
         distributions, num_inner = self._distributions, len(at.inner)
         logits = logits.view(self._size, -1, logits.shape[-1]).index_select(1, at.inner).flatten(0, 1)
         requests = self._requests.repeat_interleave(num_inner)
-        probs = distributions.probs(logits, requests)  # [batch * num_inner, draft_vocab]
-        most = min(at.most, probs.shape[1])
-        columns = probs.argmax(-1, keepdim=True) if most == 1 else probs.topk(most).indices
-        exists = torch.ones_like(columns, dtype=torch.bool)
-        q_rows = torch.full_like(requests, -1)
+        most = min(at.most, logits.shape[1])
         if distributions.draws:
+            probs = distributions.probs(logits, requests)  # [batch * num_inner, draft_vocab]
+            columns = probs.argmax(-1, keepdim=True) if most == 1 else probs.topk(most).indices
             q, is_sampled = probs.nan_to_num(0), distributions.is_sampled[requests]
             q_rows = distributions.add(q, requests).masked_fill(~is_sampled, -1)
             drawn, is_drawn = draw_children(self._batch.random, q, requests, at.keys.repeat(self._size), most)
             columns = torch.where(is_sampled.unsqueeze(1), drawn, columns)
-            exists = ~is_sampled.unsqueeze(1) | is_drawn
-        scores = probs.gather(1, columns)
-        is_sound = self._goes_on.index_select(1, at.inner).view(-1, 1) & probs[:, :1].isfinite()
+            exists, scores = ~is_sampled.unsqueeze(1) | is_drawn, probs.gather(1, columns)
+        else:
+            log_probs, columns = self._most_likely(logits, most)
+            exists, scores = torch.ones_like(columns, dtype=torch.bool), log_probs.exp()
+            q_rows = torch.full_like(requests, -1)
+        is_sound = self._goes_on.index_select(1, at.inner).view(-1, 1) & scores[:, :1].isfinite()
         token_ids = distributions.to_target(requests.unsqueeze(1), columns)
         found = [exists & is_sound, token_ids, scores, q_rows.unsqueeze(1).expand_as(columns)]
         if most < at.most:  # the vocabulary has no more tokens

@@ -10,6 +10,7 @@ import torch
 from specdec_core.config.draft_options import AUTO, PROBABILISTIC
 from specdec_core.contracts.proposer import ProposerBatch
 from specdec_core.contracts.verifier import RandomSource, Stream
+from specdec_core.ops.top_tokens import MostLikely, most_likely
 from specdec_core.ops.upload import upload
 
 Ids = TypeVar("Ids", torch.Tensor, np.ndarray)
@@ -98,6 +99,12 @@ def draw_children(
         is_drawn.append(left.sum(dim=-1) > 0)
         drawn.append(random.categorical(left, Stream.DRAFT, requests, keys + child))
     return torch.stack(drawn, dim=1), torch.stack(is_drawn, dim=1)
+
+
+def most_likely_of(batch: ProposerBatch) -> MostLikely:
+    """Return the operation `most_likely` for a batch: it finds the most likely tokens of each row of logits, with their
+    log probabilities."""
+    return batch.most_likely or most_likely
 
 
 def draws_some(batch: ProposerBatch, method: str) -> bool:

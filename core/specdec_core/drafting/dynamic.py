@@ -11,7 +11,7 @@ import torch
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import ProposerBatch
 from specdec_core.drafting.device_dynamic import DeviceDynamicTree
-from specdec_core.drafting.distributions import to_target
+from specdec_core.drafting.distributions import most_likely_of, to_target
 from specdec_core.drafting.level import Level, TreeGrower, may_shrink, on_host
 
 IMPOSSIBLE = np.float32(-np.inf)
@@ -46,6 +46,7 @@ class DynamicTree:
         self._budgets = batch.max_draft_tokens
         self._size, self._device = len(self._budgets), batch.root_token_ids.device
         self._top_k, self._q_to_target, self._levels = top_k, q_to_target, batch.levels
+        self._most_likely = most_likely_of(batch)
         self._growing = np.arange(self._size)  # requests that levels are about
         self._goes = np.ones(len(self._growing), dtype=bool)  # which of them have not been stopped
         self._each = np.arange(self._size)[:, None]  # row index for arrays [batch, n]
@@ -124,8 +125,7 @@ class DynamicTree:
         Returns log probabilities [batch, width, num_children], IMPOSSIBLE for stopped requests, and token ids [batch,
         width * num_children].
         """
-        log_probs = logits.log_softmax(dim=-1, dtype=torch.float32)
-        values, token_ids = log_probs.topk(min(self._top_k, logits.shape[-1]), dim=-1)
+        values, token_ids = self._most_likely(logits, self._top_k)
         scores = on_host(values).reshape(len(self._growing), self._frontier.shape[1], -1)
         scores = np.fmax(scores, IMPOSSIBLE)  # a row that is not finite is all NaN, which fmax leaves out
         if not self._goes.all():

@@ -189,7 +189,7 @@ def _drafter(
         most_each=most_each,
         vocab_size=target.info.vocab_size,
         device=target.info.device,
-        draw=method.ops["draw"],
+        ops=method.ops,
         budget=budget,
     )
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
+from typing import Any
 
 import torch
 
@@ -20,9 +21,9 @@ from specdec_core.engine.request import Request
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import spread
-from specdec_core.ops.drawing import draw
+from specdec_core.ops import REFERENCE
 from specdec_core.ops.upload import upload
-from specdec_core.sampling.random import CounterRandom, Draw
+from specdec_core.sampling.random import CounterRandom
 
 
 class Drafter:
@@ -33,7 +34,7 @@ class Drafter:
     group: the KV cache's group of its layers; None: it has none.
     max_tokens, most_each: the most tokens whose hidden states are stored, to be shown to the proposer later, of all
         requests and of each.
-    draw: the operation `draw`.
+    ops: {name of an operation: operation}, with `draw` and `most_likely`.
     budget: decides how much to draft (adaptive_draft_length); None: as much as the scheduler allows.
     reads_drafts: whether drafts are checked on the host (`draft_check`) if their values can be read without waiting for
         a GPU. Other drafts are checked on their device (`device_check`). Some tests set it to False.
@@ -50,11 +51,11 @@ class Drafter:
         most_each: int,
         vocab_size: int,
         device: torch.device,
-        draw: Draw = draw,
+        ops: Mapping[str, Callable[..., Any]] = REFERENCE,
         budget: Budget | None = None,
     ) -> None:
         self.proposer, self.plan = proposer, plan
-        self.observer = Observer(proposer, plan, max_tokens, most_each, device)
+        self.observer = Observer(proposer, plan, max_tokens, most_each, device, ops["most_likely"])
         self.budget, self.group = budget, group
         if budget is not None:
             self.observer.is_off = budget.is_off
@@ -62,7 +63,7 @@ class Drafter:
         self.is_idle = False  # all requests of the last step for which it was asked are off
         self._asked: Sequence[Request] = ()  # the requests that it drafted for in this step
         self._num_speculative_tokens = num_speculative_tokens
-        self._vocab_size, self._device, self._draw = vocab_size, device, draw
+        self._vocab_size, self._device, self._ops = vocab_size, device, ops
         self._device_checks = DeviceChecks(vocab_size)
 
     def start(self, request: Request) -> None:
@@ -138,9 +139,10 @@ class Drafter:
             temperature=upload(temperature, self._device),
             host_temperature=tuple(temperature),
             max_draft_tokens=budgets,
-            random=CounterRandom([r.seed for r in drafting], root_positions, self._draw),
+            random=CounterRandom([r.seed for r in drafting], root_positions, self._ops["draw"]),
             levels=None if self.budget is None else self.budget.levels(budgets, self._device),
             may_sample=tuple(request.may_sample for request in drafting),
+            most_likely=self._ops["most_likely"],
         )
         with self.proposer.called() as proposer:
             proposed = proposer.propose(batch)

@@ -13,6 +13,7 @@ from specdec_core.contracts.proposer import Observation, TopTokens
 from specdec_core.contracts.verifier import Verdict
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
+from specdec_core.ops.top_tokens import MostLikely, most_likely
 from specdec_core.ops.upload import upload
 
 
@@ -24,6 +25,7 @@ def observation_of(
     chosen: Sequence[int],
     taps: Sequence[str],
     num_top_tokens: int = 0,
+    most_likely: MostLikely = most_likely,
 ) -> Observation:
     """Build the observation of a forward pass for some of its requests: the tokens that the forward pass made final,
     with their hidden states. For each request, its known tokens (prompt or output) come first, then its accepted draft
@@ -34,6 +36,7 @@ def observation_of(
     taps: the hidden states to include: "input.i" for those that enter layer i of the target, or "final" for those after
         the final norm.
     num_top_tokens: how many of the target's most likely next tokens to add at each root and draft token; 0: none.
+    most_likely: the operation of this name.
     """
     batch, device = computed.batch, computed.batch.token_ids.device
     which = np.asarray(chosen, dtype=np.int64)
@@ -61,7 +64,7 @@ def observation_of(
         positions=batch.positions.index_select(0, tokens),
         features={tap: computed.features[tap].index_select(0, tokens) for tap in taps},
         next_token_ids=upload(following, device),
-        top_tokens=_top_tokens(computed, draft, which, num_top_tokens) if num_top_tokens else None,
+        top_tokens=_top_tokens(computed, draft, which, num_top_tokens, most_likely) if num_top_tokens else None,
     )
 
 
@@ -89,7 +92,7 @@ def final_rows(
     return rows
 
 
-def _top_tokens(computed: Computed, draft: Draft, which: np.ndarray, number: int) -> TopTokens:
+def _top_tokens(computed: Computed, draft: Draft, which: np.ndarray, number: int, most_likely: MostLikely) -> TopTokens:
     """The target's most likely next tokens at each root (a request's last known token) and each draft token, by the raw
     logits.
 
@@ -107,13 +110,12 @@ def _top_tokens(computed: Computed, draft: Draft, which: np.ndarray, number: int
 
     index = on_device(rows)
     flat = batch.rows.index_select(0, index)
-    logits = computed.logits.index_select(0, index).float()
-    best = logits.topk(min(number, logits.shape[-1]), dim=-1)
+    logprobs, ids = most_likely(computed.logits.index_select(0, index), number)
     return TopTokens(
         requests=on_device(np.searchsorted(which, layout.row_requests[rows])),
         positions=batch.positions.index_select(0, flat),
         token_ids=batch.token_ids.index_select(0, flat),
         parents=on_device(parents[rows]),
-        ids=best.indices,
-        logprobs=best.values - logits.logsumexp(dim=-1, keepdim=True),
+        ids=ids,
+        logprobs=logprobs,
     )

@@ -19,6 +19,7 @@ from specdec_core.engine.observation import final_counts, final_rows, observatio
 from specdec_core.engine.request import Request
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
+from specdec_core.ops.top_tokens import MostLikely, most_likely
 from specdec_core.ops.upload import upload
 
 
@@ -43,15 +44,23 @@ class Observer:
     max_tokens: when more tokens would be stored, the hidden states of the request with the most are dropped, and it
         gets no drafts until it is preempted and starts over.
     most_each: the same for the tokens of one request. No late observation has more tokens, either.
+    most_likely: the operation of this name.
 
     The proposer never sees requests that ask for no drafts, or only for those of other methods.
     """
 
     def __init__(
-        self, proposer: NamedProposer, plan: Plan, max_tokens: int, most_each: int, device: torch.device
+        self,
+        proposer: NamedProposer,
+        plan: Plan,
+        max_tokens: int,
+        most_each: int,
+        device: torch.device,
+        most_likely: MostLikely = most_likely,
     ) -> None:
         self.is_off: Callable[[Request], bool] = lambda request: False
         self._proposer, self._plan, self._max_tokens, self._most_each = proposer, plan, max_tokens, most_each
+        self._most_likely = most_likely
         self._room = most_each  # at least as many more tokens can be stored of each request
         self._device, self._arrears = device, Arrears(device)
         self._lost: WeakSet[Request] = WeakSet()  # the proposer has not seen some of their tokens
@@ -81,7 +90,7 @@ class Observer:
         if on:
             self.catch_up([schedule.requests[i] for i in on])
             taps, number = self._plan.taps, self._plan.top_tokens
-            self._show(observation_of(schedule, computed, draft, verdict, on, taps, number))
+            self._show(observation_of(schedule, computed, draft, verdict, on, taps, number, self._most_likely))
         if len(on) < len(wanted):
             shown = set(on)
             off = [i for i in wanted if i not in shown]

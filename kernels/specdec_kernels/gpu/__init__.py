@@ -17,6 +17,7 @@ from specdec_kernels.gpu.norm import rms_norm
 from specdec_kernels.gpu.penalties import penalize
 from specdec_kernels.gpu.rotary import rotary
 from specdec_kernels.gpu.store import store_kv
+from specdec_kernels.gpu.top_tokens import most_likely
 from specdec_kernels.gpu.truncation import truncate
 
 OPS = {
@@ -30,8 +31,9 @@ OPS = {
     "truncate": truncate,
     "compact": compact,
     "penalize": penalize,
+    "most_likely": most_likely,
 }
-OF_ANY_CACHE = ("pack_linear", "draw", "likeliest", "truncate", "compact", "penalize")
+OF_ANY_CACHE = ("pack_linear", "draw", "likeliest", "truncate", "compact", "penalize", "most_likely")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)
 """Of a GPU: older ones (before Ampere) have no bfloat16."""

@@ -78,6 +78,7 @@ def launch_all(head_dim: int) -> None:
         OPS["pack_linear"](weight, bias)(rows)
     OPS["rms_norm"](rows, weight[0], 1e-5)
     OPS["likeliest"](rows)
+    OPS["most_likely"](rows, 8)
     parameters = np.ones(3), np.zeros(3), np.zeros(3, dtype=np.int64), np.ones(3)
     OPS["truncate"](torch.ones(3, 128_256), *parameters)
     OPS["draw"](torch.ones(3, 128_256), torch.zeros(3, dtype=torch.float64))

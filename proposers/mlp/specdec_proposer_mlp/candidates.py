@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from attrs import evolve
 
-from specdec_core import Draft, DraftTree, Level, ProposerBatch
+from specdec_core import Draft, DraftTree, Level, ProposerBatch, most_likely_of
 
 
 class CandidateTree:
@@ -22,7 +22,7 @@ class CandidateTree:
     def __init__(self, batch: ProposerBatch, top_k: Sequence[int], num_candidates: int) -> None:
         self._budgets, self._device = batch.max_draft_tokens, batch.root_token_ids.device
         # All heads run, even if no request has room for as many tokens: else its tree would depend on the batch.
-        self._top_k, self._num_candidates = top_k, num_candidates
+        self._top_k, self._num_candidates, self._most_likely = top_k, num_candidates, most_likely_of(batch)
         self._requests = np.arange(len(self._budgets))
         self._token_ids: list[torch.Tensor] = []  # of each level, int64 [batch, width]
         self._probs: list[torch.Tensor] = []  # of these tokens, each after its parent, float32 [batch, width]
@@ -32,13 +32,13 @@ class CandidateTree:
 
     def grow(self, logits: torch.Tensor) -> Level | None:
         batch, depth = len(self._budgets), len(self._token_ids)
-        best = logits.log_softmax(dim=-1, dtype=torch.float32).topk(min(self._top_k[depth], logits.shape[-1]), dim=-1)
-        rows = torch.arange(len(logits), device=self._device).repeat_interleave(best.indices.shape[1])
-        scores = self._scores.flatten()[rows] + best.values.flatten()
+        log_probs, token_ids = self._most_likely(logits, self._top_k[depth])
+        rows = torch.arange(len(logits), device=self._device).repeat_interleave(token_ids.shape[1])
+        scores = self._scores.flatten()[rows] + log_probs.flatten()
         # Where a head's logits are not finite, no path goes on.
         self._scores = scores.nan_to_num(-torch.inf, -torch.inf, -torch.inf).view(batch, -1)
-        self._token_ids.append(best.indices.view(batch, -1))
-        self._probs.append(best.values.exp().view(batch, -1))
+        self._token_ids.append(token_ids.view(batch, -1))
+        self._probs.append(log_probs.exp().view(batch, -1))
         if depth + 1 == len(self._top_k):
             return None
         width = self._scores.shape[1]
@@ -46,7 +46,7 @@ class CandidateTree:
         self._ancestors = torch.cat([self._ancestors[rows], numbers.unsqueeze(1)], dim=1)
         starts, self._num_nodes = (self._num_nodes,) * batch, self._num_nodes + width
         is_chain = self._num_nodes == depth + 1
-        return Level(width, self._requests, rows, best.indices.flatten(), self._ancestors, starts, is_chain)
+        return Level(width, self._requests, rows, token_ids.flatten(), self._ancestors, starts, is_chain)
 
     def build(self) -> Draft:
         best = self._scores.topk(min(self._num_candidates, self._scores.shape[1]), dim=1)

@@ -15,8 +15,9 @@ from hypothesis import given, settings, strategies as st
 
 from specdec_core.contracts.draft import DEAD, Draft, DraftTree
 from specdec_core.contracts.verifier import RandomSource, Stream, Verdict
+from specdec_core.ops.residuals import Proposals, Residuals
 from specdec_core.sampling.random import CounterRandom
-from specdec_core.verifiers import block, rejection, siblings, traversal
+from specdec_core.verifiers import traversal
 from specdec_core.verifiers.block import BlockVerifier
 from specdec_core.verifiers.chosen import ChosenVerifier
 from specdec_core.verifiers.rejection import RejectionVerifier
@@ -138,26 +139,55 @@ def worst_error(rule: Any, shape: Shape, vocab: int = 3, num_seeds: int = 2, **k
     return max(emit(rule, *models(vocab, seed, shape), shape, **kwargs).error for seed in range(num_seeds))
 
 
-@pytest.mark.parametrize("module", [rejection, traversal])
-def test_a_residual_without_the_subtraction_is_noticed(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "residual", lambda probs, drawn: probs)
-    assert (
-        worst_error(
-            next(rule() for rule in VERIFIERS.values() if rule.__module__ == module.__name__), TREES["siblings"]
-        )
-        > 1e-3
-    )
+class WithoutSubtraction(Residuals):
+    def _rest(self, nodes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return self._left[self._proposals.parent_rows[nodes]] * scale.unsqueeze(1)
 
 
-def test_a_block_residual_without_the_subtraction_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block, "residual", lambda probs, drawn: probs)
-    assert worst_error(BlockVerifier(), CHAINS["one"]) > 1e-3
+class WithoutScale(Residuals):
+    def _rest(self, nodes: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return super()._rest(nodes, torch.ones_like(scale))
 
 
-@pytest.mark.parametrize("rule", [RejectionVerifier, TraversalVerifier])
-def test_earlier_siblings_that_are_not_taken_out_are_noticed(rule: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(siblings.Proposals, "_without_earlier_siblings", lambda self, drawn, rows: drawn)
-    assert worst_error(rule(), TREES["siblings, no two alike"], vocab=4, num_seeds=8) > 1e-3
+class WithoutPointMass(Residuals):
+    """Nothing is subtracted for a deterministic (not sampled) draft token."""
+
+    def _drawn(self, nodes: torch.Tensor) -> torch.Tensor:
+        return super()._drawn(nodes) * self._proposals.is_sampled(nodes).unsqueeze(1)
+
+
+def of_another_row(logits: torch.Tensor, proposals: Proposals) -> Residuals:
+    """The draft probabilities are those of another node."""
+    q_rows = torch.where(proposals.q_rows < 0, -1, (proposals.q_rows + 1) % max(1, len(proposals.q)))
+    return Residuals(logits, evolve(proposals, q_rows=q_rows, q=proposals.q.clamp(min=1e-6)))
+
+
+def with_earlier_siblings(logits: torch.Tensor, proposals: Proposals) -> Residuals:
+    return Residuals(logits, evolve(proposals, earlier=proposals.earlier[:, :0]))
+
+
+FAULTS = [
+    (RejectionVerifier, WithoutSubtraction, TREES["siblings"]),
+    (TraversalVerifier, WithoutSubtraction, TREES["siblings"]),
+    (BlockVerifier, WithoutSubtraction, CHAINS["one"]),
+    (TraversalVerifier, WithoutScale, TREES["two levels"]),
+    (BlockVerifier, WithoutScale, CHAINS["chain"]),
+    (TraversalVerifier, WithoutPointMass, CHAINS["chain, partly chosen"]),
+    (BlockVerifier, WithoutPointMass, CHAINS["chain, partly chosen"]),
+    (RejectionVerifier, of_another_row, CHAINS["chain"]),
+    (TraversalVerifier, of_another_row, CHAINS["chain"]),
+    (BlockVerifier, of_another_row, CHAINS["chain"]),
+    (RejectionVerifier, with_earlier_siblings, TREES["siblings, no two alike"]),
+    (TraversalVerifier, with_earlier_siblings, TREES["siblings, no two alike"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("rule", "fault", "shape"), [pytest.param(*each, id=f"{each[0].__name__}-{each[1].__name__}") for each in FAULTS]
+)
+def test_a_wrong_residual_is_noticed(rule: Any, fault: Any, shape: Shape) -> None:
+    vocab, num_seeds = (4, 8) if fault is with_earlier_siblings else (3, 2)
+    assert worst_error(rule(fault), shape, vocab, num_seeds) > 1e-3
 
 
 def test_the_known_wrong_traversal_rule_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,7 +200,7 @@ def test_the_known_wrong_traversal_rule_is_noticed(monkeypatch: pytest.MonkeyPat
 
     def wrong(self: Any, leaf: torch.Tensor, is_refused: torch.Tensor, draft: Draft, *rest: Any) -> torch.Tensor:
         parent = draft.layout.up[leaf]
-        missed = siblings.residual(self.kept[parent].unsqueeze(1) * self.left[parent], rest[1].of(leaf)).sum(1)
+        missed = self.target.missed(leaf, self.kept[parent])
         following = right(self, leaf, is_refused, draft, *rest)
         self.kept[parent] = torch.where(is_refused, missed.clamp(max=1), self.kept[parent])
         return following

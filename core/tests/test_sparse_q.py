@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from drawn_trees import DEAD, SAMPLED as S, Model, Shape, draw, emit, random_model
 
 from specdec_core.contracts.draft import Draft
-from specdec_core.contracts.verifier import RandomSource
+from specdec_core.contracts.verifier import RandomSource, Verdict
+from specdec_core.ops.residuals import Residuals
 from specdec_core.verifiers.block import BlockVerifier
 from specdec_core.verifiers.rejection import RejectionVerifier
-from specdec_core.verifiers.siblings import Proposals, Siblings
+from specdec_core.verifiers.siblings import Siblings, proposals_of
 from specdec_core.verifiers.traversal import TraversalVerifier
 
 CHAINS = {
@@ -73,26 +74,40 @@ def test_it_says_the_same_as_a_dense_one(num_columns: int) -> None:
         q_rows=torch.tensor(rng.permutation(6), dtype=torch.int32),
     )
     rows = draft.layout.node_rows
+    logits = torch.tensor(rng.normal(size=(7, VOCAB)))
     dense, sparse = (
-        Proposals(each, Siblings.of(each), VOCAB, torch.float64).of(rows)
+        Residuals(logits, proposals_of(each, Siblings.of(each), VOCAB))
         for each in (draft, in_few_columns(draft, num_columns))
     )
-    assert torch.allclose(dense, sparse, atol=1e-15)
+    assert torch.allclose(dense.ratios(rows), sparse.ratios(rows), atol=1e-15)
+    assert torch.allclose(dense._drawn(rows), sparse._drawn(rows), atol=1e-15)
 
 
 LEAST = 1e-6  # as probability of what was drawn 0 would be found out at once
 
 
-def ids_are_ignored(self: Proposals, drawn: torch.Tensor, q_rows: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.pad(drawn, (0, VOCAB - drawn.shape[1])).clamp(min=LEAST)
+def ids_are_ignored(draft: Draft) -> Draft:
+    q = torch.nn.functional.pad(draft.q, (0, VOCAB - draft.q.shape[1]))
+    return evolve(draft, q=q.clamp(min=LEAST), q_ids=None)
 
 
-def ids_of(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def over_target(self: Proposals, drawn: torch.Tensor, q_rows: torch.Tensor) -> torch.Tensor:
-        probs = drawn.new_zeros(len(drawn), VOCAB).scatter_(1, change(self._draft.q_ids)[q_rows], drawn)
-        return probs.clamp(min=LEAST)
+def ids_of(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[Draft], Draft]:
+    def changed(draft: Draft) -> Draft:
+        q = draft.q.new_zeros(len(draft.q), VOCAB).scatter_(1, change(draft.q_ids), draft.q)
+        return evolve(draft, q=q.clamp(min=LEAST), q_ids=None)
 
-    return over_target
+    return changed
+
+
+@frozen
+class Faulty:
+    """A verifier that reads the draft probabilities wrongly."""
+
+    rule: Any
+    change: Callable[[Draft], Draft]
+
+    def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
+        return self.rule.verify(logits, self.change(draft), random)
 
 
 FAULTS = {
@@ -104,6 +119,6 @@ FAULTS = {
 
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
 @pytest.mark.parametrize("rule", VERIFIERS.values(), ids=VERIFIERS)
-def test_a_fault_is_noticed(rule: Any, fault: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Proposals, "_over_target", fault)
-    assert max(emit(rule(), *models(seed), CHAINS["chain"], draw_sparse).error for seed in range(2)) > 1e-3
+def test_a_fault_is_noticed(rule: Any, fault: Any) -> None:
+    faulty = Faulty(rule(), fault)
+    assert max(emit(faulty, *models(seed), CHAINS["chain"], draw_sparse).error for seed in range(2)) > 1e-3

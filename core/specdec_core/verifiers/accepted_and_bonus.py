@@ -102,13 +102,17 @@ def walk(
     return Verdict(token_ids, rows.to(torch.int32), num_accepted.to(torch.int32))
 
 
-def trace(ends: torch.Tensor, token_ids: torch.Tensor, probs: torch.Tensor, draft: Draft) -> Verdict:
+def trace(
+    ends: torch.Tensor, token_ids: torch.Tensor, is_possible: torch.Tensor, is_nan: torch.Tensor, draft: Draft
+) -> Verdict:
     """Make a verdict from the last accepted rows, by walking up the draft trees to the roots (each request's last
     token).
 
     ends: int64 [batch], each request's last accepted row of target logits: its root's if no draft token is accepted.
     token_ids: int64 [batch], the recovered or bonus token that follows that row.
-    probs: [num_rows, vocab], the target's probabilities.
+    is_possible: bool [num_nodes], whether the target gives each draft token a probability above 0 after its parent.
+    is_nan: bool [num_rows], whether the target's probabilities after each row are NaN (from logits that are not
+        finite).
 
     A request fails if the target's probabilities are NaN after its root or after any draft token that could be
     accepted, whatever was drawn. A failed request starts over without a draft: if failing depended on the draws, the
@@ -125,19 +129,19 @@ def trace(ends: torch.Tensor, token_ids: torch.Tensor, probs: torch.Tensor, draf
     tokens = torch.full((len(layout.row_requests),), -1, dtype=torch.int64, device=ends.device)
     tokens[layout.node_rows] = draft.token_ids
     accepted = torch.where(step < num_accepted, tokens[rows.roll(-1, dims=1)], -1)
-    failed = _may_meet_nan(probs, draft).unsqueeze(1)
+    failed = _may_meet_nan(is_possible, is_nan, draft).unsqueeze(1)
     token_ids = torch.where(step == num_accepted, token_ids.unsqueeze(1), accepted).masked_fill(failed, -1)
     num_accepted = num_accepted.masked_fill(failed, 0).squeeze(1)
     return Verdict(token_ids=token_ids, rows=rows.to(torch.int32), num_accepted=num_accepted.to(torch.int32))
 
 
-def _may_meet_nan(probs: torch.Tensor, draft: Draft) -> torch.Tensor:
+def _may_meet_nan(is_possible: torch.Tensor, is_nan: torch.Tensor, draft: Draft) -> torch.Tensor:
     """bool [batch]   whether the probabilities after the root, or after any draft token that the target could accept,
-    are NaN (from logits that are not finite)."""
+    are NaN. The parameters are those of `trace`."""
     layout = draft.layout
-    is_possible = torch.ones(len(probs), dtype=torch.bool, device=probs.device)
-    is_possible[layout.node_rows] = layout.is_alive & (probs[layout.parent_rows, draft.token_ids] > 0)
+    may_be_met = torch.ones_like(is_nan)
+    may_be_met[layout.node_rows] = layout.is_alive & is_possible
     for _ in range(draft.max_depth - 1):
-        is_possible &= is_possible[layout.up]
-    is_nan = (is_possible & probs[:, 0].isnan()).to(torch.int64)
-    return torch.zeros_like(layout.root_rows).index_add_(0, layout.row_requests, is_nan) > 0
+        may_be_met &= may_be_met[layout.up]
+    is_met = (may_be_met & is_nan).to(torch.int64)
+    return torch.zeros_like(layout.root_rows).index_add_(0, layout.row_requests, is_met) > 0

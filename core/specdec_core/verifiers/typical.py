@@ -42,4 +42,5 @@ class TypicalVerifier:
         first = torch.full_like(deepest, num_rows).scatter_reduce(0, layout.row_requests, ends, reduce="amin")
         requests = torch.arange(draft.batch_size, device=logits.device)
         tokens = random.target_token(probs[first], requests, deepest)
-        return trace(first, tokens, probs, draft)
+        is_possible = probs[layout.parent_rows, draft.token_ids] > 0
+        return trace(first, tokens, is_possible, probs[:, 0].isnan(), draft)

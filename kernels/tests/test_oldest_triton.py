@@ -12,15 +12,8 @@ import pytest
 
 KERNELS = Path(__file__).parents[1]
 OLDEST = Path(sys.prefix, "oldest")
-TESTS = (
-    "gpu/test_compaction.py",
-    "gpu/test_drawing.py",
-    "gpu/test_elementwise.py",
-    "gpu/test_likeliest.py",
-    "gpu/test_top_tokens.py",
-    "gpu/test_penalties.py",
-    "gpu/test_truncation.py",
-)
+NAMES = "compaction drawing elementwise likeliest penalties residuals top_tokens truncation verifiers"
+TESTS = tuple(f"gpu/test_{name}.py" for name in NAMES.split())
 DEPRECATED = "ignore:Conversion of an array with ndim:DeprecationWarning"
 """What this Triton's interpreter does, and an error in the newest numpy: an older one is installed beside it."""
 MORE = ("gpu/test_attention.py", "gpu/test_linear.py", "gpu/test_compiling.py")

@@ -18,6 +18,7 @@ from specdec_core.ops.drawing import draw
 from specdec_core.ops.elementwise import rms_norm, rotary
 from specdec_core.ops.linear import pack_linear
 from specdec_core.ops.penalties import penalize
+from specdec_core.ops.residuals import Residuals
 from specdec_core.ops.top_tokens import most_likely
 from specdec_core.ops.truncation import truncate
 from specdec_core.plugins.operations import OfferedOps
@@ -37,8 +38,9 @@ REFERENCE: Mapping[str, Callable[..., Any]] = {
     "compact": compact,
     "penalize": penalize,
     "most_likely": most_likely,
+    "residuals": Residuals,
 }
-OUTSIDE_OF_LAYERS = ("draw", "likeliest", "truncate", "compact", "penalize", "most_likely")
+OUTSIDE_OF_LAYERS = ("draw", "likeliest", "truncate", "compact", "penalize", "most_likely", "residuals")
 
 
 def resolve(offered: OfferedOps, contexts: Sequence[OpsContext]) -> dict[str, Callable[..., Any]]:

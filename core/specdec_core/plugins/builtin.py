@@ -27,9 +27,9 @@ def specdec_verifiers() -> Sequence[VerifierSpec]:
     return [
         spec("greedy", "GreedyVerifier", greedy_only=True, ops=("likeliest",)),
         spec("chosen", "ChosenVerifier"),
-        spec("rejection", "RejectionVerifier"),
-        spec("block", "BlockVerifier", chains_only=True),
-        spec("traversal", "TraversalVerifier"),
+        spec("rejection", "RejectionVerifier", ops=("residuals",)),
+        spec("block", "BlockVerifier", chains_only=True, ops=("residuals",)),
+        spec("traversal", "TraversalVerifier", ops=("residuals",)),
         spec("typical", "TypicalVerifier", lossless=False, config=TypicalConfig),
     ]
 

@@ -17,7 +17,7 @@ class BlockVerifier:
     target's distribution, and no other lossless rule for a chain accepts more tokens in expectation. For
     deterministic (not sampled) draft tokens it accepts with the probabilities of rejection sampling.
 
-    residuals: the class, or what makes another like it.
+    residuals: the operation of this name.
     """
 
     def __init__(self, residuals: MakeResiduals = Residuals) -> None:

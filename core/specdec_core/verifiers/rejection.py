@@ -20,7 +20,7 @@ class RejectionVerifier:
 
     If no draft token was sampled, the output equals plain decoding token for token.
 
-    residuals: the class, or what makes another like it.
+    residuals: the operation of this name.
     """
 
     def __init__(self, residuals: MakeResiduals = Residuals) -> None:

@@ -1,5 +1,5 @@
-"""For rejection sampling on trees: each node's children in order, and a draft's distributions as
-`Residuals` gets them."""
+"""For rejection sampling on trees: each node's children in order, and a draft's distributions as the operation
+`residuals` gets them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Siblings:
 
 
 def proposals_of(draft: Draft, siblings: Siblings, vocab_size: int) -> Proposals:
-    """Describe a draft for `Residuals`. vocab_size: of the target."""
+    """Describe a draft for the operation `residuals`. vocab_size: of the target."""
     layout, end = draft.layout, siblings.end
     rows = layout.node_rows
     token_ids, q_rows = rows.new_zeros(end + 1), rows.new_full((end + 1,), -1)

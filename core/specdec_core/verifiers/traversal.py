@@ -17,7 +17,7 @@ class TraversalVerifier:
     target's distribution after its parent becomes the residual, and the next leaf is tried. On a chain this is block
     verification.
 
-    residuals: the class, or what makes another like it.
+    residuals: the operation of this name.
     """
 
     def __init__(self, residuals: MakeResiduals = Residuals) -> None:

@@ -15,6 +15,7 @@ from specdec_kernels.gpu.drawing import draw
 from specdec_kernels.gpu.linear import pack_linear
 from specdec_kernels.gpu.norm import rms_norm
 from specdec_kernels.gpu.penalties import penalize
+from specdec_kernels.gpu.residuals import residuals
 from specdec_kernels.gpu.rotary import rotary
 from specdec_kernels.gpu.store import store_kv
 from specdec_kernels.gpu.top_tokens import most_likely
@@ -32,8 +33,9 @@ OPS = {
     "compact": compact,
     "penalize": penalize,
     "most_likely": most_likely,
+    "residuals": residuals,
 }
-OF_ANY_CACHE = ("pack_linear", "draw", "likeliest", "truncate", "compact", "penalize", "most_likely")
+OF_ANY_CACHE = ("pack_linear", "draw", "likeliest", "truncate", "compact", "penalize", "most_likely", "residuals")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LEAST_CAPABILITY = (8, 0)
 """Of a GPU: older ones (before Ampere) have no bfloat16."""

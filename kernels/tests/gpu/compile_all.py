@@ -85,10 +85,28 @@ def launch_all(head_dim: int) -> None:
     counts = TokenCounts(0, 128_256, torch.device("cpu"))
     path = torch.ones(3, 2, dtype=torch.int64)
     OPS["penalize"](torch.ones(3, 128_256), path, [0], [3], np.ones((1, 3)), [counts], [np.arange(3)])
+    for has_few_tokens in (False, True):
+        verify(has_few_tokens)
     angles = torch.ones(1, 3, 128, dtype=dtype)
     OPS["rotary"](
         rows.view(1, 3, 32, 128).transpose(1, 2), weight[:3, :1024].view(1, 3, 8, 128).transpose(1, 2), angles, angles
     )
+
+
+def verify(has_few_tokens: bool) -> None:
+    """A root, and two draft tokens below it that were drawn without replacement."""
+    from specdec_core.ops.residuals import Proposals
+    from specdec_kernels.gpu import OPS
+
+    rows, nodes, vocab_size = torch.tensor([0, 1, 2, 3]), torch.tensor([1, 2]), 128_256
+    q_to_target = torch.arange(32_000) if has_few_tokens else None
+    q = torch.ones(1, len(q_to_target) if q_to_target is not None else vocab_size)
+    proposals = Proposals(3, vocab_size, rows, rows * 0, rows * 0, rows.unsqueeze(1), q, q_to_target, None)
+    target = OPS["residuals"](torch.ones(3, vocab_size), proposals)
+    target.ratios(nodes)
+    target.missed(nodes, torch.ones(2))
+    target.refuse(nodes, torch.ones(2))
+    target.weights(nodes)
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ def test_all_kernels_compile(capability: int, head_dim: int, tmp_path: Path) -> 
     of_layers = {"_attend", "_add_parts", "_store", "_multiply", "_add_chunks", "_norm", "_rotate"}
     outside = {"_sum_parts", "_pick", "_best_of_part", "_best_of_row", "_truncate", "_move", "_count", "_penalize"}
     outside |= {"_top_of_part", "_top_of_row"}
-    assert names == of_layers | outside
+    of_verification = {"_weigh_parts", "_weigh_rows", "_sum_parts_of_q", "_add", "_ratios", "_rest_of_parts"}
+    of_verification |= {"_finish", "_weights"}
+    assert names == of_layers | outside | of_verification
     assert all(int(size) <= SHARED_BYTES[capability] for _, size in sizes)
     assert all(int(size) <= int(expected) for name, size in sizes if name == "_attend")

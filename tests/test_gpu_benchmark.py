@@ -1,9 +1,10 @@
-"""The GPU benchmark runs in its small mode, and counts CUDA calls correctly."""
+"""The GPU benchmark runs its parts in time, whatever fails in them, and counts CUDA calls correctly."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from time import time
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,9 @@ from torch.profiler import profile, record_function
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import gpu
+from on_gpu import cuda_calls, steps
+from on_gpu.setup import SMALL, Setup
+from on_gpu.tables import table
 
 from specdec_core import LLM, SamplingParams
 
@@ -33,8 +37,8 @@ def events(*calls):
         and the name of its copy on the GPU.
     """
     found = [
-        event(gpu.REGION, 5, 1000),
-        event(gpu.REGION, 0, 5000, device_type=DeviceType.CUDA),  # the GPU's share of it, which lasts longer
+        event(cuda_calls.REGION, 5, 1000),
+        event(cuda_calls.REGION, 0, 5000, device_type=DeviceType.CUDA),  # the GPU's share of it, which lasts longer
         event("cudaLaunchKernel", 4),  # of an earlier step
         event("cudaDeviceSynchronize", 1000),  # the profiler's own
         event("aten::copy_", 10, id=1),  # ids of operators are counted by themselves
@@ -48,7 +52,7 @@ def events(*calls):
 
 
 def blocking(*calls):
-    return gpu.count_calls(events(*calls), 1)["blocking_calls_per_step"]
+    return cuda_calls.count_calls(events(*calls), 1)["blocking_calls_per_step"]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +86,7 @@ def test_a_pinned_copy_is_not_blocking_but_the_wait_for_it_is():
 def test_counts_are_per_step():
     launches = ["cudaLaunchKernel", "cudaLaunchKernelExC_v11060", "cuLaunchKernelEx", "cudaGraphLaunch"]
     copies = [("cudaMemcpyAsync", TO_HOST), "cudaStreamSynchronize", "cudaMemcpyAsync"]
-    assert gpu.count_calls(events(*launches, *launches, *copies, "cudaLaunchHostFunc"), 4) == {
+    assert cuda_calls.count_calls(events(*launches, *launches, *copies, "cudaLaunchHostFunc"), 4) == {
         "blocking_calls_per_step": 0.25,
         "kernel_launches_per_step": 2,
         "calls_per_step": {
@@ -99,10 +103,10 @@ def test_counts_are_per_step():
 
 
 def test_without_cuda_the_profiler_sees_no_calls():
-    with LLM("tiny", device="cpu", max_model_len=gpu.MAX_MODEL_LEN, max_num_seqs=2) as llm:
-        found = gpu.profile_run(llm.engine, [[5, 6, 7], [8, 9]], SamplingParams(ignore_eos=True), 2)
+    with LLM("tiny", device="cpu", max_model_len=steps.MAX_MODEL_LEN, max_num_seqs=2) as llm:
+        found = steps.profile_run(llm.engine, [[5, 6, 7], [8, 9]], SamplingParams(ignore_eos=True), 2)
         assert not llm.engine.has_unfinished
-    assert found == {**gpu.NO_COUNTS, gpu.DRAFTED: 0}
+    assert found == {**steps.NO_COUNTS, steps.DRAFTED: 0}
 
 
 @pytest.mark.gpu
@@ -124,12 +128,12 @@ def test_calls_of_a_real_gpu(work, num_blocking, num_launches):
     work(x)
     with profile() as profiler:
         x + 1
-        with record_function(gpu.REGION):
+        with record_function(cuda_calls.REGION):
             work(x)
             work(x)
             x.fill_(1)  # so that there is a call at all
         torch.cuda.synchronize()
-    found = gpu.count_calls(profiler.events(), 1)
+    found = cuda_calls.count_calls(profiler.events(), 1)
     assert found["blocking_calls_per_step"] == 2 * num_blocking, found
     assert found["kernel_launches_per_step"] == 2 * num_launches + 1, found
 
@@ -137,8 +141,8 @@ def test_calls_of_a_real_gpu(work, num_blocking, num_launches):
 @pytest.mark.nightly
 def test_small_mode(tmp_path):
     output = tmp_path / "gpu.json"
-    options = ["--small", "--device", "cpu", "--only", "tiny", "--max-tokens", "8", "--batches", "1", "2"]
     script = Path(gpu.__file__)
+    options = ["--small", "--device", "cpu", "--minutes", "20"]
     result = subprocess.run(
         [sys.executable, script, *options, "--output", output], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -146,33 +150,10 @@ def test_small_mode(tmp_path):
     assert record["command"] == f"python benchmarks/gpu.py {' '.join(options)} --output PATH/gpu.json"
     assert record["machine"].keys() >= {"processor", "torch", "gpu", "cuda", "driver"}
     assert record["machine"]["gpu"] is None
-    assert (record["setup"]["device"], record["setup"]["max_tokens"]) == ("cpu", 8)
-
-    rows = record["rows"]
-    keys = [(row["model"], row["batch"], row["temperature"], row["method"]) for row in rows]
-    methods = ("plain", "ngram", "eagle3")
-    assert keys == [
-        ("tiny", batch, temperature, method) for batch in (1, 2) for temperature in (0, 1) for method in methods
-    ]
-    for row in rows:
-        assert row["tokens_per_s"] > 0
-        assert row["ms_per_step"] > 0
-        assert len(row["tokens_per_s_of_each_round"]) == 1
-        assert {row[key] for key in gpu.NO_COUNTS} == {None}
-        if row["method"] == "plain":
-            assert (row["speed_up"], row["acceptance_length"], row["num_speculative_tokens"]) == (1, 1, 0)
-        else:
-            assert row["num_speculative_tokens"] > 0
-    assert len(result.stdout.splitlines()) == 1 + len(rows)
-
-
-def test_the_random_model_and_its_head_fit(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--small", "--device", "cpu", "--batches", "2"])
-    llms = gpu.load("llama", gpu.arguments(), tmp_path)
-    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
-    drafts = {name: gpu.complete(llm, [gpu.prompts_for(llm, 2, 16)], params) for name, llm in llms.items()}
-    assert drafts["plain"].num_drafts == 0
-    assert drafts["eagle3"].num_draft_tokens > drafts["eagle3"].num_drafts > 0
+    assert record["setup"]["device"] == "cpu"
+    assert list(record["parts"]) == list(record["seconds"]) == list(gpu.PARTS)
+    assert not [row for rows in record["parts"].values() for row in rows if "error" in row or "skipped" in row]
+    assert len(result.stdout.splitlines()) > sum(len(rows) for rows in record["parts"].values())
 
 
 def test_without_cuda_it_asks_for_the_small_mode(monkeypatch, capsys):
@@ -180,3 +161,78 @@ def test_without_cuda_it_asks_for_the_small_mode(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         gpu.main()
     assert "use --small" in capsys.readouterr().err
+
+
+def test_each_part_has_a_share_of_the_time():
+    assert sum(part.share for part in gpu.PARTS.values()) == pytest.approx(1)
+    until = gpu.deadlines([*gpu.PARTS], 1000, 480)
+    assert list(until) == list(gpu.PARTS)
+    assert list(until.values()) == sorted(until.values())
+    assert until["steps"] == pytest.approx(1480 - gpu.END_S)
+    assert until["kernels"] == pytest.approx(1000 + 0.14 * (480 - gpu.END_S))
+    assert gpu.deadlines(["plain"], 1000, 480) == {"plain": 1480 - gpu.END_S}
+
+
+BEGIN = """
+import os, sys, time
+file = open(sys.argv[-1], "a+")
+def add():
+    print('{"a": 1}', file=file, flush=True)
+"""
+
+
+def child(code):
+    """A command that runs Python code, in which `add` writes a row."""
+    return [sys.executable, "-c", BEGIN + code]
+
+
+def test_rows_of_a_process_that_ends_well():
+    assert gpu.rows_of(child("add()"), time() + 60) == [{"a": 1}]
+
+
+def test_rows_before_a_crash_are_kept():
+    rows = gpu.rows_of(child("add(); file.write('{broken'); file.flush(); os._exit(9)"), time() + 60)
+    assert rows == [{"a": 1}, {"error": "its process ended with 9"}]
+
+
+def test_a_part_that_hangs_is_stopped():
+    rows = gpu.rows_of(child("add(); time.sleep(600)"), time() + 5)
+    assert rows == [{"a": 1}, {"error": "it was stopped: the time of this part is over"}]
+
+
+@pytest.mark.parametrize(("goes_on", "num_rows"), [(True, 3), (False, 1)])
+def test_another_process_goes_on_where_the_device_failed(goes_on, num_rows):
+    code = "file.seek(0)\nif len(file.readlines()) < 3: add()\nos._exit(3)"
+    rows = gpu.rows_of(child(code), time() + 60, goes_on=goes_on)
+    assert rows == [*[{"a": 1}] * num_rows, {"error": "its process ended with 3"}]  # the last one got no further
+
+
+def test_a_part_that_raises_keeps_its_rows(tmp_path, monkeypatch):
+    def rows(setup):
+        yield {"a": 1}
+        raise ValueError("no such thing")
+
+    monkeypatch.setitem(gpu.PARTS, "plain", gpu.Measured(rows, (), 1.0))
+    gpu.run_part("plain", Setup(sizes=SMALL, device="cpu", until=0), tmp_path / "rows")
+    written = [json.loads(line) for line in (tmp_path / "rows").read_text().splitlines()]
+    assert written[0].keys() >= {"gpu", "cuda", "driver"}
+    assert written[1:] == [{"a": 1}, {"error": "ValueError: no such thing"}]
+
+
+def test_a_table_shows_errors_and_what_was_skipped():
+    rows = [
+        {"gb_per_s": 3.0},
+        {"op": "draw", "rows": 1, "us": 12.3456, "of_each": [1, 2]},
+        {"op": "norm", "width": 7, "us": 1234.5, "share": None},
+        {"op": "draw", "rows": 2, "error": "ValueError: no"},
+        {"op": "draw", "rows": 3, "skipped": "the time is over"},
+        {"op": "draw", "rows": 4, "skipped": "the time is over"},
+    ]
+    assert list(table(rows, ("us", "share"))) == [
+        "op    rows  width  us",
+        "draw  1     -      12.35",
+        "norm  -     7      1234",
+        "gb_per_s 3",
+        "op draw, rows 2, error ValueError: no",
+        "2 not measured, since the time is over: op draw, rows 3 and what follows",
+    ]

@@ -1,0 +1,211 @@
+"""What each operation of specdec_core.ops is measured on.
+
+For another operation, write a generator of cases and add it to CASES.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import frozen
+from torch.nn.functional import linear
+
+from on_gpu.setup import Sizes
+from specdec_core.contracts.kv import KVMetadata, Visibility
+from specdec_core.ops.attention_plan import AttentionPlan
+from specdec_core.ops.padding import Padding
+
+DTYPE, SIZE = torch.bfloat16, 2  # of weights and hidden states, in bytes
+BLOCK_SIZE = 16
+NUM_NODES = 7  # of the chains in attention, which are verified with their root
+Operation = Callable[..., Any]
+Bound = Callable[[], Any]
+
+
+@frozen
+class Case:
+    """An operation on given sizes.
+
+    sizes: what the output shows.
+    num_bytes, num_flops: what the operation must read and write, and compute.
+    bind: returns a function that binds an implementation of the operation to arguments. It allocates these. What the
+        bound function returns is compared.
+    """
+
+    sizes: dict[str, Any]
+    num_bytes: float
+    num_flops: float
+    bind: Callable[[], Callable[[Operation], Bound]]
+
+
+def attention_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    num_heads, num_kv_heads, dim = _heads(sizes)
+    for context, batch, rows in product(sizes.contexts, sizes.batches, (1, 1 + NUM_NODES)):
+        num_bytes = SIZE * batch * (2 * context * num_kv_heads * dim + 2 * rows * num_heads * dim)
+        num_flops = 4 * batch * rows * context * num_heads * dim
+
+        def bind(context: int = context, batch: int = batch, rows: int = rows) -> Callable[[Operation], Bound]:
+            keys, values, plan = _cache(sizes, batch, context, rows, device)
+            query = _random(batch * rows, num_heads, dim, device=device)
+            return lambda op: partial(op, query, keys, values, plan, dim**-0.5)
+
+        yield Case({"batch": batch, "context": context, "tokens": rows}, num_bytes, num_flops, bind)
+
+
+def store_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    _, num_kv_heads, dim = _heads(sizes)
+    for context, batch in product(sizes.contexts, sizes.batches):
+
+        def bind(context: int = context, batch: int = batch) -> Callable[[Operation], Bound]:
+            keys, values, plan = _cache(sizes, batch, context, 1, device)
+            key, value = (_random(batch, num_kv_heads, dim, device=device) for _ in range(2))
+            slots = plan.metadata.slot_mapping
+
+            def bound(op: Operation) -> Bound:
+                own = keys.clone(), values.clone()  # what another one has stored is not there
+
+                def store() -> tuple[torch.Tensor, ...]:
+                    op(*own, slots, key, value)
+                    return own
+
+                return store
+
+            return bound
+
+        yield Case({"batch": batch, "context": context}, 4 * SIZE * batch * num_kv_heads * dim, 0, bind)
+
+
+def linear_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    """The layers of a Llama whose projections of one input are one layer."""
+    shape = sizes.kernel_shape
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    num_heads, num_kv_heads, dim = _heads(sizes)
+    layers = {
+        "qkv": ((num_heads + 2 * num_kv_heads) * dim, hidden),
+        "o": (hidden, num_heads * dim),
+        "gate_up": (2 * inner, hidden),
+        "down": (hidden, inner),
+        "lm_head": (shape["vocab_size"], hidden),
+    }
+    for (name, (num_out, num_in)), rows in product(layers.items(), sizes.linear_rows):
+
+        def bind(rows: int = rows, num_out: int = num_out, num_in: int = num_in) -> Callable[[Operation], Bound]:
+            weight, given = (_random(n, num_in, device=device) * num_in**-0.5 for n in (num_out, rows))
+            # The reference of a GPU packs nothing, and torch's own layer runs.
+            return lambda op: partial(op(weight, None) or partial(linear, weight=weight), given)
+
+        num_bytes = SIZE * (num_out * num_in + rows * (num_in + num_out))
+        yield Case({"layer": name, "rows": rows}, num_bytes, 2 * rows * num_out * num_in, bind)
+
+
+def norm_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    width = sizes.kernel_shape["hidden_size"]
+    for rows in sizes.rows:
+
+        def bind(rows: int = rows) -> Callable[[Operation], Bound]:
+            hidden, weight = _random(rows, width, device=device), _random(width, device=device)
+            return lambda op: partial(op, hidden, weight, 1e-5)
+
+        yield Case({"rows": rows}, SIZE * (2 * rows + 1) * width, 4 * rows * width, bind)
+
+
+def rotary_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    num_heads, num_kv_heads, dim = _heads(sizes)
+    for rows in sizes.rows:
+
+        def bind(rows: int = rows) -> Callable[[Operation], Bound]:
+            query, key = (
+                _random(1, rows, number, dim, device=device).transpose(1, 2) for number in (num_heads, num_kv_heads)
+            )
+            angles = torch.rand(1, rows, dim, device=device)
+            return lambda op: partial(op, query, key, angles.cos().to(DTYPE), angles.sin().to(DTYPE))
+
+        both = (num_heads + num_kv_heads) * dim
+        yield Case({"rows": rows}, SIZE * rows * (2 * both + 2 * dim), 3 * rows * both, bind)
+
+
+def draw_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    for rows, vocab_size, num_bytes in _of_logits(sizes, dtype_size=4):
+
+        def bind(rows: int = rows, vocab_size: int = vocab_size) -> Callable[[Operation], Bound]:
+            weights = (3 * torch.randn(rows, vocab_size, device=device)).softmax(-1)
+            uniform = torch.rand(rows, dtype=torch.float64, device=device)
+            return lambda op: partial(op, weights, uniform)
+
+        yield Case({"rows": rows, "vocabulary": vocab_size}, num_bytes, rows * vocab_size, bind)
+
+
+def likeliest_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    for rows, vocab_size, num_bytes in _of_logits(sizes, dtype_size=SIZE):
+
+        def bind(rows: int = rows, vocab_size: int = vocab_size) -> Callable[[Operation], Bound]:
+            logits = _random(rows, vocab_size, device=device)
+            return lambda op: partial(op, logits)
+
+        yield Case({"rows": rows, "vocabulary": vocab_size}, num_bytes, rows * vocab_size, bind)
+
+
+def truncate_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    """With top-k and top-p, as is common. The result is written, too."""
+    for rows, vocab_size, num_bytes in _of_logits(sizes, dtype_size=4):
+
+        def bind(rows: int = rows, vocab_size: int = vocab_size) -> Callable[[Operation], Bound]:
+            logits = 3 * torch.randn(rows, vocab_size, device=device)
+            parameters = (np.full(rows, 0.8), np.zeros(rows), np.full(rows, 50), np.full(rows, 0.9))
+            return lambda op: partial(op, logits, *parameters)
+
+        yield Case({"rows": rows, "vocabulary": vocab_size}, 2 * num_bytes, rows * vocab_size, bind)
+
+
+CASES: dict[str, Callable[[Sizes, str], Iterator[Case]]] = {
+    "paged_attention": attention_cases,
+    "store_kv": store_cases,
+    "pack_linear": linear_cases,
+    "rms_norm": norm_cases,
+    "rotary": rotary_cases,
+    "draw": draw_cases,
+    "likeliest": likeliest_cases,
+    "truncate": truncate_cases,
+}
+"""By the name of the operation: a generator of its cases, for given sizes and a device."""
+
+
+def _heads(sizes: Sizes) -> tuple[int, int, int]:
+    shape = sizes.kernel_shape
+    return shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]
+
+
+def _of_logits(sizes: Sizes, dtype_size: int) -> Iterator[tuple[int, int, int]]:
+    """Rows of logits or probabilities, their length, and their bytes together."""
+    vocab_size = sizes.kernel_shape["vocab_size"]
+    for rows in sizes.rows:
+        yield rows, vocab_size, dtype_size * rows * vocab_size
+
+
+def _random(*shape: int, device: str) -> torch.Tensor:
+    numbers = torch.randn(shape, dtype=torch.float32 if prod(shape) < 2**28 else DTYPE, device=device)
+    return numbers.to(DTYPE)
+
+
+def _cache(
+    sizes: Sizes, batch: int, context: int, rows: int, device: str
+) -> tuple[torch.Tensor, torch.Tensor, AttentionPlan]:
+    """Random keys and values of one layer, in blocks in random order, and the plan of a forward pass over the last
+    `rows` tokens of each request, which is a chain."""
+    _, num_kv_heads, dim = _heads(sizes)
+    num_blocks = -(-context // BLOCK_SIZE)
+    order = torch.randperm(batch * num_blocks, generator=torch.Generator().manual_seed(0))
+    tables = order.view(batch, num_blocks).to(device)
+    positions = torch.arange(context - rows, context, device=device).repeat(batch)
+    requests = torch.arange(batch, device=device).repeat_interleave(rows)
+    slots = tables[requests, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
+    metadata = KVMetadata((context - rows,) * batch, (rows,) * batch, tables, slots, BLOCK_SIZE)
+    plan = AttentionPlan(metadata, Visibility(positions, positions + 1), Padding.of(torch.device(device)))
+    keys, values = (_random(batch * num_blocks * BLOCK_SIZE + 1, num_kv_heads, dim, device=device) for _ in range(2))
+    return keys, values, plan

@@ -1,0 +1,104 @@
+"""Each kernel of specdec_kernels.gpu beside its reference in torch, and beside the limits of the device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+
+from on_gpu.kernel_cases import CASES, Case, Operation
+from on_gpu.limits import Limits, limits_row, measure_limits
+from on_gpu.setup import Rows, Setup
+from on_gpu.timing import attempt, seconds_of
+from specdec_core.ops import REFERENCE
+
+COLUMNS = ("us", "reference_us", "speed_up", "limit_us", "share_of_limit", "bound", "relative_error", "different")
+AT_ONCE = 2**24
+"""Numbers that are compared together."""
+
+
+def kernels(device: str) -> Mapping[str, Operation]:
+    """The operations of specdec_kernels.gpu: on a CPU in Triton's interpreter. Without Triton there are none."""
+    if find_spec("triton") is None:
+        return {}
+    if device == "cpu":
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported
+    from specdec_kernels import gpu
+
+    return gpu.OPS
+
+
+def rows(setup: Setup) -> Rows:
+    found = kernels(setup.device)
+    limits = measure_limits(setup)
+    yield {"operation": "limits of the device", **limits_row(limits)}
+    yield {"operation": "without a case", "names": without_case(found)}
+    for name, cases in CASES.items():
+        for case in cases(setup.sizes, setup.device):
+            row = {"operation": name, **case.sizes}
+            if setup.is_done(row):
+                continue
+            yield attempt(setup, row, lambda name=name, case=case: measure(name, case, found.get(name), limits, setup))
+
+
+def without_case(operations: Mapping[str, Operation]) -> list[str]:
+    return sorted(operations.keys() - CASES.keys())
+
+
+@torch.inference_mode()
+def measure(name: str, case: Case, kernel: Operation | None, limits: Limits, setup: Setup) -> dict[str, Any]:
+    """Compare a kernel with its reference, and time both. kernel: None: the reference alone is timed."""
+    torch.manual_seed(0)
+    bind, device, cell_s = case.bind(), setup.device, setup.sizes.cell_s
+    reference = bind(REFERENCE[name])
+    reference_s = seconds_of(reference, device, cell_s)
+    least = limits.seconds(case.num_bytes, case.num_flops)
+    found = {
+        "reference_us": _us(reference_s),
+        "limit_us": _us(least),
+        "bound": limits.bound(case.num_bytes, case.num_flops),
+    }
+    if kernel is None:
+        return found
+    bound = bind(kernel)
+    compared = compare(_tensors(bound()), _tensors(reference()))
+    seconds = seconds_of(bound, device, cell_s)
+    return {
+        **found,
+        "us": _us(seconds),
+        "speed_up": round(reference_s / seconds, 3),
+        "share_of_limit": round(least / seconds, 4),
+        **compared,
+    }
+
+
+def compare(found: list[torch.Tensor], expected: list[torch.Tensor]) -> dict[str, float]:
+    """relative_error: the largest difference of numbers that are finite in both, as a share of the largest number.
+    different: the share of entries of which one is finite, or which are whole numbers and not equal."""
+    worst, num_different, num_entries = 0.0, 0, 0
+    for whole_found, whole_expected in zip(found, expected, strict=True):
+        num_entries += whole_expected.numel()
+        if not whole_expected.is_floating_point():
+            num_different += int((whole_found != whole_expected).sum())
+            continue
+        largest = difference = 0.0
+        for ours, theirs in zip(
+            *(each.flatten().split(AT_ONCE) for each in (whole_found, whole_expected)), strict=True
+        ):
+            is_finite = ours.isfinite() & theirs.isfinite()
+            num_different += int((ours.isfinite() ^ theirs.isfinite()).sum())
+            largest = max(largest, float(torch.where(is_finite, theirs, 0).abs().max()))
+            difference = max(difference, float(torch.where(is_finite, ours.double() - theirs.double(), 0).abs().max()))
+        worst = max(worst, difference / largest if largest else difference)
+    return {"relative_error": worst, "different": num_different / max(1, num_entries)}
+
+
+def _tensors(result: Any) -> list[torch.Tensor]:
+    return list(result) if isinstance(result, tuple) else [result]
+
+
+def _us(seconds: float) -> float:
+    return round(seconds * 1e6, 3)

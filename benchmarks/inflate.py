@@ -63,9 +63,9 @@ def inflate(
 
 
 def inflate_all_but_weights(
-    model: Path, folder: Path, times: int, drafts: Path | None = None, widths: Widths = SAME
+    model: Path, folder: Path, times: int, drafts: Path | None = None, widths: Widths = SAME, device: str = "cpu"
 ) -> None:
-    """Write what `inflate` does, but for the model's own weights."""
+    """Write what `inflate` does, but for the model's own weights. device: where drafts are widened."""
     checkpoint = Checkpoint(str(model))
     config = checkpoint.config
     if config["model_type"] != "llama":
@@ -74,7 +74,7 @@ def inflate_all_but_weights(
     shutil.copytree(model, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(*NOT_COPIED))
     _write(_wide(config, widths) | {"num_hidden_layers": times * config["num_hidden_layers"]}, folder / "config.json")
     for draft in sorted((drafts or model / "drafts").glob("*/")):
-        inflate_draft(draft, folder / "drafts" / draft.name, _info(str(model), config), times, widths)
+        inflate_draft(draft, folder / "drafts" / draft.name, _info(str(model), config), times, widths, device)
 
 
 def inflated(
@@ -82,13 +82,15 @@ def inflated(
 ) -> dict[str, torch.Tensor]:
     """The weights that `inflate` writes, on a device. Which random numbers the added layers get depends on it."""
     checkpoint = Checkpoint(str(model))
-    tensors = {name: tensor.to(device) for name, tensor in checkpoint.load(checkpoint.shapes).items()}
+    tensors = _on(device, checkpoint)
     if widths != SAME:
         tensors = widths.tensors(tensors, checkpoint.config)
     return _deeper(tensors, checkpoint.config["num_hidden_layers"], times, seed)
 
 
-def inflate_draft(draft: Path, folder: Path, target: TargetInfo, times: int, widths: Widths = SAME) -> None:
+def inflate_draft(
+    draft: Path, folder: Path, target: TargetInfo, times: int, widths: Widths = SAME, device: str = "cpu"
+) -> None:
     """Copy a draft model or a head, and adapt the config of an EAGLE-3 head to the target model's added layers.
 
     An EAGLE-3 head's config lists the ids of the target's layers whose hidden states the head reads; these ids change.
@@ -96,6 +98,7 @@ def inflate_draft(draft: Path, folder: Path, target: TargetInfo, times: int, wid
     target: sizes of the target model before layers were added.
     times: factor by which the target's number of layers has grown.
     widths: the factors by which target and draft become wider.
+    device: where the draft is widened.
     """
     from specdec_proposer_eagle import head_config, published
 
@@ -105,7 +108,7 @@ def inflate_draft(draft: Path, folder: Path, target: TargetInfo, times: int, wid
         (*files,) = folder.glob("*.safetensors")
         if len(files) != 1:
             raise SystemExit(f"{draft} has {len(files)} files of weights, and only one can be widened")
-        wide = widths.tensors(checkpoint.load(checkpoint.shapes), checkpoint.config)
+        wide = widths.tensors(_on(device, checkpoint), checkpoint.config)
         save_file(wide, files[0], metadata={"format": "pt"})
         _write(_wide(checkpoint.config, widths), folder / "config.json")
     if not published.is_eagle3(checkpoint.config, checkpoint.shapes):
@@ -116,6 +119,10 @@ def inflate_draft(draft: Path, folder: Path, target: TargetInfo, times: int, wid
     if AUX_LAYERS in (config.get("eagle_config") or {}):  # here ids name layers whose outputs are tapped
         config["eagle_config"] = config["eagle_config"] | {AUX_LAYERS: [i - 1 for i in inputs]}
     _write(config, folder / "config.json")
+
+
+def _on(device: str, checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    return {name: tensor.to(device) for name, tensor in checkpoint.load(checkpoint.shapes).items()}
 
 
 def _wide(config: Mapping[str, Any], widths: Widths) -> dict[str, Any]:

@@ -169,7 +169,7 @@ def test_each_part_has_a_share_of_the_time():
     assert list(until) == list(gpu.PARTS)
     assert list(until.values()) == sorted(until.values())
     assert until["steps"] == pytest.approx(1480 - gpu.END_S)
-    assert until["kernels"] == pytest.approx(1000 + 0.14 * (480 - gpu.END_S))
+    assert until["kernels"] == pytest.approx(1000 + gpu.PARTS["kernels"].share * (480 - gpu.END_S))
     assert gpu.deadlines(["plain"], 1000, 480) == {"plain": 1480 - gpu.END_S}
 
 
@@ -222,13 +222,13 @@ def test_a_part_that_raises_keeps_its_rows(tmp_path, monkeypatch):
 def test_a_table_shows_errors_and_what_was_skipped():
     rows = [
         {"gb_per_s": 3.0},
-        {"op": "draw", "rows": 1, "us": 12.3456, "of_each": [1, 2]},
+        {"op": "draw", "rows": 1, "us": 12.3456, "of_each": [1, 2], "calls": {"launch": 1}},
         {"op": "norm", "width": 7, "us": 1234.5, "share": None},
         {"op": "draw", "rows": 2, "error": "ValueError: no"},
         {"op": "draw", "rows": 3, "skipped": "the time is over"},
         {"op": "draw", "rows": 4, "skipped": "the time is over"},
     ]
-    assert list(table(rows, ("us", "share"))) == [
+    assert list(table(rows, ("us", "calls", "share"))) == [
         "op    rows  width  us",
         "draw  1     -      12.35",
         "norm  -     7      1234",

@@ -92,6 +92,8 @@ def test_compare_looks_at_everything(monkeypatch):
         found = expected.clone()
         found[place] = 1.0
         assert kernels.compare([found], [expected])["relative_error"] == 0.5
+        found[9 - place] = 0.0
+        assert kernels.compare([found], [expected])["relative_error"] == 1
 
 
 def test_limits():
@@ -135,6 +137,7 @@ def test_a_context_without_prefill(tmp_path):
         assert (report.num_cached_tokens, report.num_prefill_tokens) == (64, 6)
         while llm.engine.has_unfinished:
             llm.engine.kv.check_integrity()
+            assert llm.engine.load.kv_usage == 5 / 16  # all blocks of the context
             llm.engine.step()
         assert llm.engine.load.kv_usage == 0
 

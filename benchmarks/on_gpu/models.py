@@ -50,7 +50,7 @@ def inflated_tiny(folder: Path, times: int, widths: Widths, device: str, dtype: 
     folder: where the config, the tokenizer, the drafts and the MTP modules are written.
     """
     tiny = Path(resolve_model("tiny"))
-    inflate_all_but_weights(tiny, folder, times, widths=widths)
+    inflate_all_but_weights(tiny, folder, times, widths=widths, device=device)
     tensors = inflated(tiny, times, widths=widths, device=device)
     config = AutoConfig.from_pretrained(folder)
     model = _empty(config, device, dtype, IMPLEMENTATION)

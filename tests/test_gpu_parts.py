@@ -2,6 +2,7 @@
 
 import sys
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from time import time
 from types import SimpleNamespace
@@ -9,19 +10,22 @@ from types import SimpleNamespace
 import pytest
 import torch
 from attrs import evolve
+from bits_attention import attention_by_bits
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 from on_gpu import decoding, equality, kernels, plain, speculation, steps, timing
-from on_gpu.decoding import Decoded, Graphs
+from on_gpu.decoding import Decoded
 from on_gpu.kernel_cases import CASES
 from on_gpu.limits import Limits
 from on_gpu.setup import LLAMA_8B, SMALL, Setup, Sizes
 from widen import Widths
 
 from specdec_core import LLM, Plugins, SamplingParams
+from specdec_core.models import graphs
 from specdec_core.ops import REFERENCE
 from specdec_core.ops.drawing import draw
+from specdec_testing.pretend_cuda import PretendCuda
 
 TINY = evolve(SMALL, batches=(2,), prompts=2, equality_tokens=8, draws=60, methods=("eagle3",))
 
@@ -181,9 +185,11 @@ def test_speculation():
 
 def test_predicted_speed_up():
     assert speculation.predicted_speed_up(acceptance_length=3, plain_s=10, draft_s=2, verify_s=13) == 2
-    plain_cell = speculation.Cell(Decoded(seconds=4, num_steps=40, num_tokens=80), Decoded(num_steps=2, target_s=20), 0)
-    decoded = Decoded(seconds=4, num_steps=20, num_tokens=120, num_drafts=40, num_accepted=80)
-    row = speculation.Cell(decoded, Decoded(num_steps=4, draft_s=8, target_s=52), 0.5).row(plain_cell)
+    plain_cell = speculation.Cell(Decoded(seconds=4, num_steps=40, num_tokens=80), Decoded(num_steps=2, target_s=20))
+    decoded = Decoded(
+        seconds=4, num_steps=20, num_tokens=120, num_drafts=40, num_accepted=80, num_passes=20, num_replayed=10
+    )
+    row = speculation.Cell(decoded, Decoded(num_steps=4, draft_s=8, target_s=52)).row(plain_cell)
     expected = {"tokens_per_s": 30, "ms_per_step": 200, "speed_up": 1.5, "acceptance_length": 3, "graph_share": 0.5}
     expected |= {"predicted_speed_up": 2, "share_of_predicted": 0.75, "draft_ms": 2000, "verify_ms": 13000}
     assert row == expected
@@ -221,16 +227,19 @@ def test_parts_are_timed_alone(monkeypatch):
         assert not waits
 
 
-def test_share_of_replayed_graphs():
-    def llm(**given):
-        return SimpleNamespace(engine=SimpleNamespace(target=SimpleNamespace(**given)))
-
-    counts = SimpleNamespace(num_passes=10, num_replayed=4)
-    before = Graphs.of(llm(graphs=counts))
-    counts.num_passes, counts.num_replayed = 30, 19
-    assert Graphs.of(llm(graphs=counts)).share_since(before) == 0.75
-    assert Graphs.of(llm(graphs=counts)).share_since(Graphs.of(llm(graphs=counts))) is None
-    assert Graphs.of(llm(graphs=None)).share_since(Graphs.of(llm())) is None
+def test_share_of_replayed_graphs(monkeypatch):
+    monkeypatch.setenv("SPECDEC_DISABLE", "kernels")  # whose kernels need a real GPU
+    monkeypatch.setitem(REFERENCE, "paged_attention", attention_by_bits)  # which a graph can replay
+    monkeypatch.setattr(graphs, "_are_same", lambda found, expected: True)  # but for rounding
+    given = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 1}
+    decode = partial(decoding.decode, groups=[[[5, 6, 7]]], params=SamplingParams(temperature=0), num_steps=6)
+    with PretendCuda(), LLM("tiny", device="cuda", **given) as llm:
+        shares = [decode(llm.engine).graph_share for _ in range(2)]
+        found = decode(llm.engine)
+    assert 0 < shares[0] < 1  # some were captured, or checked
+    assert (shares[1], found.num_passes, found.num_replayed) == (1, 6, 6)
+    with LLM("tiny", device="cpu", **given) as llm:
+        assert decode(llm.engine).graph_share is None
 
 
 def test_requests_that_do_not_fit_together_are_an_error():

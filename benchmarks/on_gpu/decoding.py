@@ -9,7 +9,7 @@ from time import perf_counter
 from attrs import define, evolve
 
 from on_gpu.timing import synchronize
-from specdec_core import LLM, Engine, SamplingParams, StepReport
+from specdec_core import Engine, SamplingParams, StepReport
 from specdec_core.engine import step_report
 
 
@@ -24,6 +24,8 @@ class Decoded:
     num_accepted: int = 0
     draft_s: float = 0.0
     target_s: float = 0.0  # of the forward pass and verification
+    num_passes: int = 0  # of the target that might replay a CUDA graph
+    num_replayed: int = 0  # of these
 
     def add(self, report: StepReport) -> None:
         self.num_steps += 1
@@ -40,6 +42,10 @@ class Decoded:
     @property
     def ms_per_step(self) -> float:
         return 1e3 * self.seconds / self.num_steps
+
+    @property
+    def graph_share(self) -> float | None:
+        return round(self.num_replayed / self.num_passes, 4) if self.num_passes else None
 
     @property
     def acceptance_length(self) -> float:
@@ -87,10 +93,13 @@ def decode(
         for _ in range(num_warm):
             engine.step()
         synchronize()
+        num_passes, num_replayed = _passes(engine)
         started = perf_counter()
         reports = [engine.step() for _ in range(num_steps)]
         synchronize()
         found.seconds += perf_counter() - started
+        found.num_passes += _passes(engine)[0] - num_passes
+        found.num_replayed += _passes(engine)[1] - num_replayed
         for report in reports:
             if report.num_decode_requests < len(prompts):
                 raise RuntimeError(
@@ -123,21 +132,10 @@ def parts_alone() -> Iterator[None]:
         step_report.perf_counter = original
 
 
-@define
-class Graphs:
-    """How many forward passes of the target there were, and how many of these replayed a CUDA graph. 0: not known."""
-
-    num_passes: int = 0
-    num_replayed: int = 0
-
-    @classmethod
-    def of(cls, llm: LLM) -> Graphs:
-        graphs = getattr(llm.engine.target, "graphs", None)
-        return cls() if graphs is None else cls(graphs.num_passes, graphs.num_replayed)
-
-    def share_since(self, earlier: Graphs) -> float | None:
-        num_passes = self.num_passes - earlier.num_passes
-        return round((self.num_replayed - earlier.num_replayed) / num_passes, 4) if num_passes else None
+def _passes(engine: Engine) -> tuple[int, int]:
+    """How many forward passes of the target there were, and how many of these replayed a CUDA graph."""
+    graphs = engine.target.graphs
+    return (0, 0) if graphs is None else (graphs.num_passes, graphs.num_replayed)
 
 
 def batches(prompts: Sequence[Sequence[int]], size: int) -> list[Sequence[Sequence[int]]]:

@@ -16,7 +16,7 @@ from attrs import frozen
 from random_models import prompt
 from transformers import PreTrainedModel, StaticCache, StoppingCriteria, StoppingCriteriaList
 
-from on_gpu.decoding import Graphs, decode
+from on_gpu.decoding import decode
 from on_gpu.limits import measure_limits
 from on_gpu.models import llama_config, loading, random_llama, save_without_weights
 from on_gpu.setup import Rows, Setup
@@ -112,11 +112,9 @@ def _cell(llm: LLM, setup: Setup, cell: dict[str, Any], reads: Reads, bytes_per_
     batch, context, sizes = cell["batch"], cell["context"], setup.sizes
     _check_room(llm.engine, batch, context)
     prompts = [prompt(context, i) for i in range(batch)]
-    before = Graphs.of(llm)
     found = decode(llm.engine, [prompts], SamplingParams(temperature=0), sizes.plain_steps, sizes.warm_steps)
-    share = Graphs.of(llm).share_since(before)
     seconds = found.seconds / found.num_steps
-    return {**figures(seconds, batch, reads.bytes_of(batch, context), bytes_per_s), "graph_share": share}
+    return {**figures(seconds, batch, reads.bytes_of(batch, context), bytes_per_s), "graph_share": found.graph_share}
 
 
 def _check_room(engine: Engine, batch: int, context: int) -> None:

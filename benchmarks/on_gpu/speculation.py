@@ -19,7 +19,7 @@ import heldout
 import torch
 from attrs import frozen
 
-from on_gpu.decoding import Decoded, Graphs, batches, decode, parts_alone
+from on_gpu.decoding import Decoded, batches, decode, parts_alone
 from on_gpu.models import copies_of, inflated_tiny, loading
 from on_gpu.setup import MODEL_FREE, Rows, Setup
 from on_gpu.timing import attempt, free, said
@@ -52,7 +52,6 @@ class Cell:
 
     decoded: Decoded
     alone: Decoded
-    graph_share: float | None
 
     def row(self, plain: Cell) -> dict[str, Any]:
         speed_up = self.decoded.tokens_per_s / plain.decoded.tokens_per_s
@@ -72,7 +71,7 @@ class Cell:
             "share_of_predicted": round(speed_up / predicted, 3),
             "draft_ms": round(1e3 * self.alone.draft_s / steps, 4),
             "verify_ms": round(1e3 * self.alone.target_s / steps, 4),
-            "graph_share": self.graph_share,
+            "graph_share": self.decoded.graph_share,
         }
 
 
@@ -150,13 +149,11 @@ def _measure(setup: Setup, llm: LLM, batch: int, temperature: float) -> Cell:
     sizes, params = setup.sizes, SamplingParams(temperature=temperature)
     groups = batches([*prompts_of(llm, max(batch, sizes.prompts), sizes.prompt_tokens)], batch)
     torch.manual_seed(0)
-    decode(llm.engine, groups[:1], params, sizes.warm_steps)
-    before = Graphs.of(llm)
+    decode(llm.engine, groups, params, sizes.timed_steps, sizes.warm_steps)  # captures graphs of all sizes
     decoded = decode(llm.engine, groups, params, sizes.timed_steps, sizes.warm_steps)
-    share = Graphs.of(llm).share_since(before)
     with parts_alone():
         alone = decode(llm.engine, groups[:1], params, sizes.timed_steps, sizes.warm_steps)
-    return Cell(decoded, alone, share)
+    return Cell(decoded, alone)
 
 
 def prompts_of(llm: LLM, number: int, num_tokens: int) -> Iterator[list[int]]:

@@ -25,7 +25,7 @@ from random_models import prompt
 from torch.profiler import profile, record_function
 
 from on_gpu.cuda_calls import COUNTED, REGION, count_calls
-from on_gpu.decoding import Graphs, batches, decode, prefill
+from on_gpu.decoding import batches, decode, prefill
 from on_gpu.models import llama_config, loading, random_llama, save_head, save_without_weights
 from on_gpu.setup import MODEL_FREE, Rows, Setup
 from on_gpu.timing import attempt, free, synchronize
@@ -115,13 +115,11 @@ def measure(llms: Mapping[str, LLM], batch: int, temperature: float, setup: Setu
     prompts = prompts_for(next(iter(llms.values())), max(batch, 2), sizes.prompt_tokens)  # to edit, and to continue
     groups = batches(prompts, batch)
     for llm in llms.values():
-        decode(llm.engine, groups[:1], params, sizes.warm_steps)
-    before = {name: Graphs.of(llm) for name, llm in llms.items()}
+        decode(llm.engine, groups, params, sizes.timed_steps, sizes.warm_steps)  # captures graphs of all sizes
     rounds = [
         {name: decode(llm.engine, groups, params, sizes.timed_steps, sizes.warm_steps) for name, llm in llms.items()}
         for _ in range(sizes.step_rounds)
     ]
-    shares = {name: Graphs.of(llm).share_since(before[name]) for name, llm in llms.items()}
     for name, llm in llms.items():
         is_counted = setup.device == "cuda"
         counts = profile_run(llm.engine, groups[0], params, sizes.counted_steps) if is_counted else NO_COUNTS
@@ -134,7 +132,7 @@ def measure(llms: Mapping[str, LLM], batch: int, temperature: float, setup: Setu
             "speed_up": round(median(speed_ups), 3) if speed_ups else None,
             "acceptance_length": round(median(each.acceptance_length for each in own), 3),
             "tokens_per_s_of_each_round": [round(each.tokens_per_s, 3) for each in own],
-            "graph_share": shares[name],
+            "graph_share": own[-1].graph_share,
             **counts,
         }
 

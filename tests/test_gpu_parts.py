@@ -59,7 +59,9 @@ def test_a_kernel_that_fails_is_recorded_and_one_that_is_wrong_is_seen(monkeypat
     def broken(*args):
         raise RuntimeError("out of registers")
 
-    wrong = {"store_kv": lambda *args: None, "rms_norm": lambda hidden, weight, eps: hidden + weight}
+    wrong = {name: lambda *args: None for name in ("store_kv", "compact", "penalize")}
+    wrong |= {"most_likely": lambda logits, number: REFERENCE["most_likely"](-logits, number)}
+    wrong |= {"rms_norm": lambda hidden, weight, eps: hidden + weight}
     ops = {**REFERENCE, "rotary": broken, **wrong, "another": broken, "likeliest": lambda logits: logits.argmin(-1)}
     ops["truncate"] = lambda logits, *args: logits.clone()
     monkeypatch.setattr(kernels, "kernels", lambda device: ops)
@@ -306,6 +308,18 @@ def test_steps(monkeypatch):
         assert {row[key] for key in steps.NO_COUNTS} == {None}
         if row["method"] == "plain":
             assert (row["speed_up"], row["acceptance_length"], row["num_speculative_tokens"]) == (1, 1, 0)
+
+
+def test_a_method_that_fails_leaves_those_before_it(monkeypatch):
+    def measure(*given):
+        yield {"method": "plain", "tokens_per_s": 1.0}
+        raise ValueError("too large")
+
+    monkeypatch.setattr(steps, "measure", measure)
+    monkeypatch.setattr(steps, "builder", lambda *given: lambda method: SimpleNamespace(close=lambda: None))
+    rows = [*steps._of_model(small(evolve(SMALL, step_batches=(2,))), "tiny")]
+    cell = {"model": "tiny", "batch": 2, "temperature": 0.0}
+    assert rows[:2] == [{**cell, "method": "plain", "tokens_per_s": 1.0}, {**cell, "error": "ValueError: too large"}]
 
 
 def test_the_random_model_and_its_head_fit(tmp_path):

@@ -20,10 +20,12 @@ from on_gpu.setup import Sizes
 from specdec_core.contracts.kv import KVMetadata, Visibility
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.padding import Padding
+from specdec_core.ops.token_counts import TokenCounts
 
 DTYPE, SIZE = torch.bfloat16, 2  # of weights and hidden states, in bytes
 BLOCK_SIZE = 16
 NUM_NODES = 7  # of the chains in attention, which are verified with their root
+NUM_BEST = 10  # tokens of a row that a draft tree takes
 Operation = Callable[..., Any]
 Bound = Callable[[], Any]
 
@@ -163,6 +165,66 @@ def truncate_cases(sizes: Sizes, device: str) -> Iterator[Case]:
         yield Case({"rows": rows, "vocabulary": vocab_size}, 2 * num_bytes, rows * vocab_size, bind)
 
 
+def most_likely_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    for rows, vocab_size, num_bytes in _of_logits(sizes, dtype_size=4):
+
+        def bind(rows: int = rows, vocab_size: int = vocab_size) -> Callable[[Operation], Bound]:
+            logits = 3 * torch.randn(rows, vocab_size, device=device)
+            return lambda op: partial(op, logits, NUM_BEST)
+
+        yield Case({"rows": rows, "vocabulary": vocab_size}, num_bytes, rows * vocab_size, bind)
+
+
+def penalize_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    """One row of each request. The logits are copied first, since they are changed in place: both are counted."""
+    for rows, vocab_size, num_bytes in _of_logits(sizes, dtype_size=4):
+
+        def bind(rows: int = rows, vocab_size: int = vocab_size) -> Callable[[Operation], Bound]:
+            logits = 3 * torch.randn(rows, vocab_size, device=device)
+            path = torch.full((rows, NUM_NODES), -1, device=device)
+            counts = [_counts(vocab_size, device) for _ in range(rows)]
+            penalties = np.tile([1.2, 0.1, 0.1], (rows, 1))
+            new = [np.empty(0, dtype=np.int64)] * rows  # what is counted already stays
+
+            def bound(op: Operation) -> Bound:
+                def penalized() -> torch.Tensor:
+                    own = logits.clone()
+                    op(own, path, range(rows), [1] * rows, penalties, counts, new)
+                    return own
+
+                return penalized
+
+            return bound
+
+        yield Case({"rows": rows, "vocabulary": vocab_size}, 6 * num_bytes, 6 * rows * vocab_size, bind)
+
+
+def compact_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    """In all layers, the later half of each request's nodes moves to the places of the others."""
+    shape = sizes.kernel_shape
+    num_layers, (_, num_kv_heads, dim), half = shape["num_hidden_layers"], _heads(sizes), (1 + NUM_NODES) // 2
+    for batch in sizes.batches:
+
+        def bind(batch: int = batch) -> Callable[[Operation], Bound]:
+            keys, values = (_random(num_layers, batch * BLOCK_SIZE, num_kv_heads, dim, device=device) for _ in range(2))
+            first = torch.arange(batch, device=device).mul_(BLOCK_SIZE).unsqueeze(1)
+            places = (first + torch.arange(half, device=device)).flatten()
+
+            def bound(op: Operation) -> Bound:
+                own = keys.clone(), values.clone()
+
+                def moved() -> tuple[torch.Tensor, ...]:
+                    op(*own, places + half, places)
+                    return own
+
+                return moved
+
+            return bound
+
+        num_bytes = 4 * SIZE * num_layers * batch * half * num_kv_heads * dim
+        yield Case({"batch": batch, "moved": half * batch}, num_bytes, 0, bind)
+
+
 CASES: dict[str, Callable[[Sizes, str], Iterator[Case]]] = {
     "paged_attention": attention_cases,
     "store_kv": store_cases,
@@ -172,6 +234,9 @@ CASES: dict[str, Callable[[Sizes, str], Iterator[Case]]] = {
     "draw": draw_cases,
     "likeliest": likeliest_cases,
     "truncate": truncate_cases,
+    "compact": compact_cases,
+    "penalize": penalize_cases,
+    "most_likely": most_likely_cases,
 }
 """By the name of the operation: a generator of its cases, for given sizes and a device."""
 
@@ -186,6 +251,14 @@ def _of_logits(sizes: Sizes, dtype_size: int) -> Iterator[tuple[int, int, int]]:
     vocab_size = sizes.kernel_shape["vocab_size"]
     for rows in sizes.rows:
         yield rows, vocab_size, dtype_size * rows * vocab_size
+
+
+def _counts(vocab_size: int, device: str) -> TokenCounts:
+    """Of a text of 200 tokens, half of which are the prompt."""
+    counts = TokenCounts(0, vocab_size, torch.device(device))
+    places = counts.read(np.arange(200) ** 2 % vocab_size, 100)
+    counts.counts.view(-1).index_add_(0, torch.from_numpy(places).to(device), torch.ones(200).int().to(device))
+    return counts
 
 
 def _random(*shape: int, device: str) -> torch.Tensor:

@@ -69,7 +69,9 @@ def _of_model(setup: Setup, model: str) -> Rows:
             cell = {"model": model, "batch": batch, "temperature": temperature}
             found: list[dict[str, Any]] = []
             row = attempt(setup, cell, lambda b=batch, t=temperature, f=found: _fill(f, llms, b, t, setup), needed_s[1])
-            yield from [{**cell, **each} for each in found] or [row]
+            yield from ({**cell, **each} for each in found)
+            if row != cell:  # it failed, or was skipped
+                yield row
 
 
 def _keep(llms: dict[str, LLM], method: str, build: Callable[[str], LLM]) -> dict[str, Any]:

@@ -24,7 +24,7 @@ METHODS: dict[str, dict[str, Any] | None] = {
     "draft_model": {"num_speculative_tokens": 3},
 }
 NUM_ROUNDS = 4
-"""In which the same prompts are decoded, so that passes have the same shapes."""
+"""In which the same prompts are decoded, so that forward passes have the same shapes."""
 PROMPTS = ["def mean(values):\n    return ", "class Stack:\n    def __init__(self):\n", "import os\nfor name in os"]
 
 

@@ -13,14 +13,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch.nn.functional import linear
 
 from on_gpu.setup import Sizes
+from specdec_core import Draft
 from specdec_core.contracts.kv import KVMetadata, Visibility
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.padding import Padding
 from specdec_core.ops.token_counts import TokenCounts
+from specdec_core.verifiers.siblings import Siblings, proposals_of
 
 DTYPE, SIZE = torch.bfloat16, 2  # of weights and hidden states, in bytes
 BLOCK_SIZE = 16
@@ -199,6 +201,23 @@ def penalize_cases(sizes: Sizes, device: str) -> Iterator[Case]:
         yield Case({"rows": rows, "vocabulary": vocab_size}, 6 * num_bytes, 6 * rows * vocab_size, bind)
 
 
+def residuals_cases(sizes: Sizes, device: str) -> Iterator[Case]:
+    """A chain of sampled draft tokens, and what block verification asks about each. Logits and draft probabilities are
+    read twice: for their sums, then for the residuals."""
+    for rows, vocab_size, num_bytes in _of_logits(sizes, dtype_size=4):
+
+        def bind(rows: int = rows, vocab_size: int = vocab_size) -> Callable[[Operation], Bound]:
+            logits = 3 * torch.randn(rows + 1, vocab_size, device=device)
+            q = torch.randn(rows, vocab_size, device=device).softmax(-1)
+            q_rows = torch.arange(rows, dtype=torch.int32, device=device)
+            draft = evolve(Draft.from_chains([[7] * rows], device), q=q, q_rows=q_rows)
+            proposals = proposals_of(draft, Siblings.of(draft), vocab_size)
+            nodes, scale = q_rows.long() + 1, torch.ones(rows, device=device)
+            return lambda op: lambda: op(logits, proposals).missed(nodes, scale)
+
+        yield Case({"rows": rows, "vocabulary": vocab_size}, 4 * num_bytes, 6 * rows * vocab_size, bind)
+
+
 def compact_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     """In all layers, the later half of each request's nodes moves to the places of the others."""
     shape = sizes.kernel_shape
@@ -237,6 +256,7 @@ CASES: dict[str, Callable[[Sizes, str], Iterator[Case]]] = {
     "compact": compact_cases,
     "penalize": penalize_cases,
     "most_likely": most_likely_cases,
+    "residuals": residuals_cases,
 }
 """By the name of the operation: a generator of its cases, for given sizes and a device."""
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from specdec_core.models.attention import ProbeSite, attention_sites
 
 NUM_TOKENS = 64
-"""Of the pass that is run: what it has at once grows with the number of tokens."""
+"""Of the forward pass that is run: what it has at once grows with the number of tokens."""
 
 
 class CountingBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -1,8 +1,8 @@
 """CUDA graphs of a model's forward pass: its kernels are launched as one, which spares the host most of its work.
 
-A graph repeats what was launched while it was captured, with the same shapes and addresses. So passes are padded to a
-few sizes, and a graph reads its inputs from buffers of its own. Whatever else a model, or a plugin's operation, takes
-from the host would be repeated, too. Therefore a graph is used only after its results had the bits of the usual forward
+A graph repeats what was launched while it was captured, with the same shapes and addresses. So inputs are padded to a
+few sizes, and a graph reads them from buffers of its own. Whatever else a model, or a plugin's operation, takes from
+the host would be repeated, too. Therefore a graph is used only after its results had the bits of the usual forward
 pass, for other inputs than those that it was captured with.
 """
 
@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 Result = tuple[torch.Tensor, Mapping[str, torch.Tensor]]
 """Logits [num_rows, vocab] and hidden states {tap: [num_tokens, width]}."""
 NUM_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Sizes to which passes are padded. Larger ones take so long that launching their kernels costs little beside."""
+"""Sizes to which forward passes are padded. Beside the work of larger ones, launching their kernels costs little."""
 NUM_CHECKS = 2
 """Results of a graph that are compared before it is used."""
 
@@ -43,7 +43,7 @@ class Shape:
 
 @frozen(eq=False)
 class Inputs:
-    """One forward pass, or the buffers that a graph reads. `of` pads a pass with zeros, and its slots with -1."""
+    """One forward pass, or the buffers that a graph reads. `read` pads with zeros, and slots with -1."""
 
     token_ids: torch.Tensor  # int64 [num_tokens]
     positions: torch.Tensor  # int64 [num_tokens]
@@ -129,8 +129,8 @@ class Graph:
 
 
 class ForwardGraphs:
-    """Runs a model's forward passes, of up to the largest of NUM_TOKENS, as CUDA graphs. Each is captured when a pass
-    of its shape is first run.
+    """Runs a model's forward passes, of up to the largest of NUM_TOKENS, as CUDA graphs. Each is captured
+    when a forward pass of its shape is first run.
 
     run: computes logits and features from token ids, positions, rows, and the plan and the window of attention.
 
@@ -164,7 +164,7 @@ class ForwardGraphs:
     def _prepare(
         self, shape: Shape, token_ids: torch.Tensor, plan: AttentionPlan, rows: torch.Tensor, result: Result
     ) -> None:
-        """Capture the graph of a shape, or check it by the result of a pass."""
+        """Capture the graph of a shape, or check it by the result of a forward pass."""
         graph = self._graphs.get(shape)
         if graph is None:
             self._graphs[shape] = self._capture(shape, token_ids, plan, rows)

@@ -33,7 +33,7 @@ def fixed_plan(made: Pass, num_more: int) -> AttentionPlan:
         None,
     )
     inputs = Inputs.empty(shape, CPU)
-    for name in ("positions", "prefix_lens", "more_slots", "context_lens", "block_tables"):  # of an earlier pass
+    for name in ("positions", "prefix_lens", "more_slots", "context_lens", "block_tables"):  # of another forward pass
         getattr(inputs, name).fill_(3)
     inputs.block_tables.zero_()
     inputs.read(torch.zeros(len(seen.positions), dtype=torch.int64), plan, torch.zeros(1, dtype=torch.int64))

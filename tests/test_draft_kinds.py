@@ -198,3 +198,5 @@ def test_other_names_are_unknown_still() -> None:
         plugins.verifier("eagle")
     with pytest.raises(PluginError, match="kv_manager 'prefix' is not installed: install specdec-kv-prefix"):
         plugins.kv_manager("prefix")
+    with pytest.raises(ConfigError, match="no plugin with a grammar is usable: install specdec-grammar"):
+        plugins.grammar()

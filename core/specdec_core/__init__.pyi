@@ -34,8 +34,15 @@ from specdec_core.config.fields import (
 from specdec_core.config.file import load_config_file as load_config_file
 from specdec_core.config.sampling import SamplingParams as SamplingParams
 from specdec_core.config.speculative import SpeculativeConfig as SpeculativeConfig
+from specdec_core.config.structured_outputs import StructuredOutputs as StructuredOutputs
 from specdec_core.config.token_tree import TokenTree as TokenTree
 from specdec_core.contracts.draft import DEAD as DEAD, Draft as Draft, DraftTree as DraftTree
+from specdec_core.contracts.grammar import (
+    GrammarCompiler as GrammarCompiler,
+    GrammarContext as GrammarContext,
+    GrammarMatcher as GrammarMatcher,
+    GrammarSpec as GrammarSpec,
+)
 from specdec_core.contracts.hooks import hookimpl as hookimpl
 from specdec_core.contracts.kv import (
     TARGET as TARGET,

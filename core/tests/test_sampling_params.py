@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, strategies as st
 
-from specdec_core import ConfigError, SamplingParams
+from specdec_core import ConfigError, SamplingParams, StructuredOutputs
 from specdec_core.config.hashing import config_hash
 
 
@@ -31,7 +31,18 @@ from specdec_core.config.hashing import config_hash
         ({"detokenize": False, "stop": "x"}, r"stop=\['x'\] is looked for in the text"),
         ({"min_tokens": 17}, "min_tokens=17 is more than max_tokens=16: lower it, or raise max_tokens"),
         ({"allowed_token_ids": []}, r"allowed_token_ids=\[\] allows no token at all: name some, or leave it out"),
-        ({"structured_outputs": {}}, "structured_outputs={} is not supported yet: leave it out, or give None"),
+        ({"structured_outputs": {}}, "has nothing to match: give exactly one of json, regex, choice, grammar"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "has json and regex: give exactly one of"),
+        ({"structured_outputs": {"regx": "a"}}, "has no key 'regx': did you mean 'regex'?"),
+        ({"structured_outputs": {"regex": ""}}, "regex='': give text that is not empty"),
+        ({"structured_outputs": {"grammar": 3}}, "grammar=3: give text"),
+        ({"structured_outputs": {"json": [1]}}, r"json=\[1\]: give text"),
+        ({"structured_outputs": {"json": {"a": {1}}}}, "which is no JSON"),
+        ({"structured_outputs": {"choice": []}}, r"choice=\[\]: give at least one"),
+        ({"structured_outputs": {"choice": ["a", 1]}}, "must be a non-empty string or a list"),
+        ({"structured_outputs": {"regex": "a", "disable_any_whitespace": True}}, "is about json: leave it out"),
+        ({"structured_outputs": "[0-9]+"}, "must be StructuredOutputs"),
+        ({"structured_outputs": {"regex": "a"}, "ignore_eos": True}, "leave one of them out"),
         ({"truncate_prompt_tokens": 5}, "give None"),
         ({"spaces_between_special_tokens": False}, "give True"),
     ],
@@ -45,6 +56,15 @@ def test_refused(params: dict[str, Any], message: str) -> None:
 def test_neutral_values_of_what_is_not_supported_are_taken() -> None:
     neutral = SamplingParams(structured_outputs=None, spaces_between_special_tokens=True)
     assert neutral == SamplingParams()
+
+
+def test_structured_outputs_may_be_a_mapping() -> None:
+    given = {"type": "object", "properties": {"b": {}, "a": {}}}
+    params = SamplingParams(structured_outputs={"json": given})
+    assert params == SamplingParams(structured_outputs=StructuredOutputs(json=given))
+    assert params.structured_outputs == StructuredOutputs(json='{"type": "object", "properties": {"b": {}, "a": {}}}')
+    assert StructuredOutputs(choice=["b", "a"]).choice == ("b", "a")
+    assert StructuredOutputs(json_object=True).kind == "json_object"
 
 
 def test_values_are_kept_as_pythons_own() -> None:

@@ -45,7 +45,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (COMPLETIONS, {"prompt": "x", "stream": True, "stream_options": 1}, 400, "stream_options", "must be an object"),
     (COMPLETIONS, {"prompt": "x", "logit_bias": {"a": 1}}, 400, "logit_bias", "must be a dict from token ids"),
     (COMPLETIONS, {"prompt": "x", "logit_bias": {"99999999": 1}}, 400, "logit_bias", "are not in the vocabulary"),
-    (COMPLETIONS, {"prompt": "x", "structured_outputs": {}}, 400, "structured_outputs", "is not supported yet"),
+    (COMPLETIONS, {"prompt": "x", "structured_outputs": {}}, 400, "structured_outputs", "give exactly one of"),
     (COMPLETIONS, {"prompt": "x", "response_format": {"type": "json_object"}}, 400, "response_format", "not supported"),
     (COMPLETIONS, {"prompt": "x", "speculative": 1}, 400, "speculative", "must be an object"),
     (COMPLETIONS, {"prompt": "x", "speculative": {"tokens": 1}}, 400, "speculative", "has no key 'tokens'"),

@@ -110,6 +110,15 @@ def use_prefix(weights: str) -> None:
     assert cached[0] == 0 < cached[1]
 
 
+def use_grammar(weights: str) -> None:
+    from specdec_core import LLM, SamplingParams
+
+    (output,) = LLM(weights).generate(
+        PROMPT, SamplingParams(temperature=0, structured_outputs={"choice": ["values", "other"]}), use_tqdm=False
+    )
+    assert output.outputs[0].text in ("values", "other")
+
+
 def use_model(weights: str) -> None:
     """Load and run the embedded model of specdec_model_tiny with transformers alone, without specdec."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -178,6 +187,7 @@ def use_train_of_eagle(weights: str) -> None:
 
 USES: dict[tuple[str, ...], Callable[[str], None]] = {
     ("specdec-core",): use_core,
+    ("specdec-grammar",): use_grammar,
     ("specdec-kernels",): use_kernels,
     ("specdec-kv-prefix",): use_prefix,
     ("specdec-model-tiny",): use_model,

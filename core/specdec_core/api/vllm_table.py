@@ -121,11 +121,11 @@ ENGINE: Mapping[str, Foreign] = {
     **_all("logprobs are of the unchanged logits", logprobs_mode="raw_logprobs"),
     **_all("SamplingParams has a request's logits processors", logits_processors=([],)),
     **_all(
-        "outputs are not constrained by a grammar or parsed",
+        "the plugin that is installed compiles grammars",
         guided_decoding_backend="auto",
         structured_outputs_config=({},),
-        reasoning_parser="",
     ),
+    **_all("outputs are not parsed", reasoning_parser=""),
     **_all(
         "models are not compiled or captured, and plugins choose the operations",
         compilation_config=(0, {}),

@@ -3,9 +3,9 @@
 To add a parameter, add its field here and change the following files of `specdec_core`:
 
 - if it changes logits: a rule in `sampling/process.py`, or in a file of its own beside it (as `penalties`, `bad_words`,
-  `processors`) that is listed there; `sampling/constraints.py` for what is prepared once for a request. If drafts are
-  to follow it, as they follow temperature: `contracts/proposer.py`, `engine/drafter.py`, `drafting/builder.py`. If a
-  verifier may not support it: `contracts/verifier.py`, `engine/verification.py`
+  `processors`, `grammar`) that is listed there; `sampling/constraints.py` for what is prepared once for a request. If
+  drafts are to follow it, as they follow temperature: `contracts/proposer.py`, `engine/drafter.py`,
+  `drafting/builder.py`. If a verifier may not support it: `contracts/verifier.py`, `engine/verification.py`
 - if it ends a request: `engine/request.py`, or if it is a length, `engine/engine.py` (`add_request`)
 - if it is about text: `engine/detokenizer.py`, `engine/engine.py`; about the number of completions: `api/session.py`
 - if it is about logprobs: `sampling/logprobs.py`, `engine/logprobs.py`, `engine/request.py`, `engine/runner.py`,
@@ -39,6 +39,7 @@ from specdec_core.config.fields import (
     whole_number,
 )
 from specdec_core.config.speculative import MOST_DRAFT_TOKENS
+from specdec_core.config.structured_outputs import StructuredOutputs
 from specdec_core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -88,8 +89,9 @@ class SamplingParams:
     """How a prompt is completed, and when the completion stops.
 
     The target's logits are changed by these parameters, in this order:
-    allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, repetition_penalty, frequency_penalty and
-    presence_penalty, temperature, min_p, top_k, top_p. At a draft token, the draft tokens before it count as output.
+    allowed_token_ids, bad_words, min_tokens, logit_bias, logits_processors, structured_outputs, repetition_penalty,
+    frequency_penalty and presence_penalty, temperature, min_p, top_k, top_p. At a draft token, the draft tokens before
+    it count as output.
     """
 
     n: int = _whole(
@@ -208,8 +210,14 @@ class SamplingParams:
         converter=lambda value: None if value is None else strings("speculative_methods", value),
     )
 
+    structured_outputs: StructuredOutputs | None = option(
+        None,
+        "What the output has to match, at every token. Needs a plugin such as specdec-grammar.",
+        allowed="StructuredOutputs, or a dict of its fields, or None",
+        converter=StructuredOutputs.parse,
+    )
+
     # Other parameters of vLLM: only values that change nothing are allowed.
-    structured_outputs: Any = option(not_yet(None), "Not supported yet.")
     truncate_prompt_tokens: Any = option(not_yet(None), "Not supported yet.")
     spaces_between_special_tokens: bool = option(not_yet(True), "Not supported yet.", default=True)
 
@@ -227,6 +235,8 @@ class SamplingParams:
             )
         if self.allowed_token_ids == ():
             raise ConfigError("allowed_token_ids=[] allows no token at all: name some, or leave it out for all of them")
+        if self.structured_outputs is not None and self.ignore_eos:
+            raise ConfigError("ignore_eos=True goes on where structured_outputs end the output: leave one of them out")
 
     @property
     def is_greedy(self) -> bool:

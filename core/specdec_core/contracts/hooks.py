@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 import pluggy
 
+from specdec_core.contracts.grammar import GrammarSpec
 from specdec_core.contracts.kv import KVManagerSpec
 from specdec_core.contracts.ops import OpsSpec
 from specdec_core.contracts.proposer import ProposerSpec
@@ -52,6 +53,13 @@ def specdec_verifiers() -> Sequence[VerifierSpec]:
 def specdec_kv_managers() -> Sequence[KVManagerSpec]:
     """Offer KV managers (which store the keys and values of all requests in blocks), as specdec-core offers "paged".
     Called once per plugin, for specs whose names are the plugin's entry points'. Any plugin may implement it."""
+
+
+@hookspec
+def specdec_grammars() -> Sequence[GrammarSpec]:
+    """Offer compilers of grammars, which constrain outputs (structured output). Called once per plugin, for specs whose
+    names are the plugin's entry points'. Any plugin may implement it. A request for structured output is refused unless
+    exactly one is installed and not disabled."""
 
 
 @hookspec

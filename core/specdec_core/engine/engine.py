@@ -21,6 +21,7 @@ from specdec_core.engine.build import build
 from specdec_core.engine.design import Speculating
 from specdec_core.engine.detokenizer import OutputText
 from specdec_core.engine.device import failure_of, use_device
+from specdec_core.engine.grammars import Grammars
 from specdec_core.engine.interrupts import then
 from specdec_core.engine.logprobs import output_logprobs
 from specdec_core.engine.metrics import Load
@@ -73,6 +74,7 @@ class Engine:
         self._scheduler, self._speculation = parts.scheduler, parts.speculation
         self._runner, self._verification = parts.runner, parts.verification
         self._tokenizer, self._token_texts = tokenizer, parts.token_texts
+        self._grammars = Grammars(plugins, tokenizer, self.target.info, self.target.eos_token_ids)
         self._step_finished = plugins.step_finished
         self._abandoned = finalize(self, self._speculation.abandon)
         self._requests: dict[str, Request] = {}
@@ -143,7 +145,9 @@ class Engine:
             params, self.num_speculative_tokens, methods, self.target.info, has_text=self._tokenizer is not None
         )
         self._verification.check(params)
-        constraints = make_constraints(params, self._tokenizer, self.target.eos_token_ids, self.target.info)
+        constraints = make_constraints(
+            params, self._tokenizer, self.target.eos_token_ids, self.target.info, self._grammars
+        )
         request_id = f"request-{next(self._ids)}"
         limit = self.target.info.max_model_len
         wanted = limit if params.max_tokens is None else len(token_ids) + params.max_tokens

@@ -11,6 +11,7 @@ import numpy as np
 from specdec_core.config.fields import shown
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.target import TargetInfo
+from specdec_core.engine.grammars import Grammars
 from specdec_core.errors import CapacityError, ConfigError
 from specdec_core.sampling.bad_words import tokenize_words
 from specdec_core.sampling.constraints import Constraints
@@ -104,11 +105,11 @@ def check_params(
 
 
 def make_constraints(
-    params: SamplingParams, tokenizer: Any, eos_token_ids: frozenset[int], target: TargetInfo
+    params: SamplingParams, tokenizer: Any, eos_token_ids: frozenset[int], target: TargetInfo, grammars: Grammars
 ) -> Constraints | None:
     """Turn sampling parameters such as bad_words and logit_bias into constraints on logits. Returns None if no
-    parameter needs one. Raises ConfigError if bad_words has tokens that are not in the vocabulary, or if the parameters
-    allow no token.
+    parameter needs one. Raises ConfigError if bad_words has tokens that are not in the vocabulary, if the parameters
+    allow no token, or for structured_outputs that nothing can compile.
 
     params: passed `check_params`.
     """
@@ -116,7 +117,8 @@ def make_constraints(
     _check_ids("bad_words with token ids", [token_id for word in words for token_id in word], target)
     # A checkpoint may name an end-of-sequence token that its vocabulary does not have.
     ends = frozenset(token_id for token_id in eos_token_ids if 0 <= token_id < target.vocab_size)
-    constraints = Constraints.of(params, words, ends)
+    wanted = params.structured_outputs
+    constraints = Constraints.of(params, words, ends, None if wanted is None else grammars.start(wanted))
     if constraints is not None:
         _check_that_some_token_is_left(constraints, target)
     return constraints

@@ -12,6 +12,7 @@ import pluggy
 from attrs import define, field
 
 import specdec_core
+from specdec_core.contracts.grammar import GrammarSpec
 from specdec_core.contracts.kv import KVManagerSpec
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.contracts.verifier import VerifierSpec
@@ -23,7 +24,7 @@ MODEL_NAME = re.compile(r"[\w-][\w.-]*")  # no name of a folder, or of a reposit
 VARIABLE = "the environment variable SPECDEC_DISABLE"
 
 Status = Literal["ok", "failed", "incompatible", "duplicate", "disabled"]
-Spec = ProposerSpec | VerifierSpec | KVManagerSpec
+Spec = ProposerSpec | VerifierSpec | KVManagerSpec | GrammarSpec
 
 
 @define(eq=False)

@@ -15,13 +15,19 @@ import pluggy
 from specdec_core.config.fields import shown
 from specdec_core.config.options import Option, options_of
 from specdec_core.contracts import hooks as hookspecs
+from specdec_core.contracts.grammar import GrammarSpec
 from specdec_core.contracts.kv import TARGET, KVManagerSpec
 from specdec_core.contracts.proposer import PLUGIN_API, ProposerSpec
 from specdec_core.contracts.verifier import VerifierSpec
 from specdec_core.errors import PluginError, nearest
 from specdec_core.plugins.discovery import GROUP, Plugin, Spec
 
-KINDS: dict[type[Spec], str] = {ProposerSpec: "proposer", VerifierSpec: "verifier", KVManagerSpec: "kv_manager"}
+KINDS: dict[type[Spec], str] = {
+    ProposerSpec: "proposer",
+    VerifierSpec: "verifier",
+    KVManagerSpec: "kv_manager",
+    GrammarSpec: "grammar",
+}
 OTHER_HOOKS = {"specdec_ops": "ops", "specdec_step_finished": "step_finished"}
 
 

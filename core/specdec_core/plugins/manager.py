@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
+from specdec_core.contracts.grammar import GrammarSpec
 from specdec_core.contracts.kv import KVManagerSpec
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.contracts.verifier import VerifierSpec
@@ -83,6 +84,10 @@ class Plugins:
     def kv_manager(self, name: str) -> KVManagerSpec:
         """The KV manager of that name. Raises PluginError, with the reason and advice, if it is not available."""
         return self._offers.find(KVManagerSpec, name)
+
+    def grammar(self) -> GrammarSpec:
+        """The compiler of grammars. Raises ConfigError, with advice, unless there is exactly one."""
+        return self._offers.only(GrammarSpec)
 
     def detect(self, config: Mapping[str, Any], tensor_shapes: Mapping[str, tuple[int, ...]]) -> ProposerSpec:
         """Return the one proposer that recognizes a draft checkpoint by its configuration and the shape of each tensor.

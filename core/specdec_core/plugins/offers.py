@@ -1,4 +1,4 @@
-"""Looks up proposers, verifiers and KV managers by name."""
+"""Looks up proposers, verifiers and KV managers by name, and the compiler of grammars."""
 
 from __future__ import annotations
 
@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from specdec_core.config.fields import shown
+from specdec_core.contracts.grammar import GrammarSpec
 from specdec_core.contracts.kv import KVManagerSpec
 from specdec_core.contracts.proposer import ProposerSpec
 from specdec_core.contracts.verifier import VerifierSpec
-from specdec_core.errors import PluginError, did_you_mean
+from specdec_core.errors import ConfigError, PluginError, did_you_mean
 from specdec_core.plugins.discovery import Plugin, Spec, refuse_rivals
 from specdec_core.plugins.loading import KINDS, provides
 
-S = TypeVar("S", ProposerSpec, VerifierSpec, KVManagerSpec)
+S = TypeVar("S", ProposerSpec, VerifierSpec, KVManagerSpec, GrammarSpec)
 
 PACKAGES = Path(__file__).with_name("packages.json")
 """Which package of specdec's repository provides what, for errors alone; docs/package_table.py writes it."""
@@ -61,6 +62,19 @@ class Offers:
         known = {*self.names(kind), *(plugin.name for plugin in self._plugins if plugin.error)}
         known |= {each.removeprefix(f"{word} ") for each in self._packages if each.startswith(f"{word} ")}
         raise PluginError(f"unknown {word} {shown(name)}.{did_you_mean(name, known)} {self._installed(kind)}")
+
+    def only(self, kind: type[S]) -> S:
+        """The one spec of this class. Raises ConfigError, with advice, if there is none or more than one."""
+        word, names = KINDS[kind], self.names(kind)
+        if len(names) == 1:
+            return self.find(kind, names[0])
+        if names:
+            raise ConfigError(
+                f"the {word}s {' and '.join(names)} are installed, and one is used: disable all but one, as in "
+                f"SPECDEC_DISABLE={names[-1]}"
+            )
+        packages = sorted({package for what, package in self._packages.items() if what.startswith(f"{word} ")})
+        raise ConfigError(f"no plugin with a {word} is usable: install {' or '.join(packages)}.{self._unusable}")
 
     def names(self, kind: type[S]) -> list[str]:
         """The names of all specs of this class, sorted."""
@@ -107,8 +121,12 @@ class Offers:
         word = KINDS[kind]
         names = self.names(kind)
         text = f"Installed: {', '.join(names)}." if names else f"No {word} is installed: pip install one."
-        unusable = sorted({f"{plugin.name} ({plugin.status})" for plugin in self._plugins if plugin.error})
-        return text + (f" Not usable: {', '.join(unusable)}, see `spec-decode plugins`." if unusable else "")
+        return text + self._unusable
+
+    @property
+    def _unusable(self) -> str:
+        names = sorted({f"{plugin.name} ({plugin.status})" for plugin in self._plugins if plugin.error})
+        return f" Not usable: {', '.join(names)}, see `spec-decode plugins`." if names else ""
 
 
 def missing_modules(plugin: Plugin, spec: Spec) -> str | None:

@@ -14,6 +14,7 @@ from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.draft import Draft
 from specdec_core.ops.token_counts import TokenCounts
 from specdec_core.ops.upload import upload
+from specdec_core.sampling.grammar_state import GrammarState
 from specdec_core.sampling.history import History
 
 
@@ -22,11 +23,12 @@ class Constraints:
     """A request's sampling parameters that apply before temperature, prepared once when it is submitted: lists of
     tokens become arrays of token ids.
 
-    fault: the error message if a custom logits processor failed in the latest step, on the logits after the request's
-        last token; else None.
+    fault: the error message if a custom logits processor or the grammar failed in the latest step, on the logits after
+        the request's last token; else None.
     leaves_any: bool [], on the device: whether the processors left a token possible there; None: they did not run.
     token_counts: counts for penalties; None: not needed yet.
     history: makes the token ids that custom logits processors get.
+    grammar: how far the output has come in the grammar of structured_outputs; None: there is none.
     """
 
     params: SamplingParams
@@ -40,10 +42,15 @@ class Constraints:
     leaves_any: torch.Tensor | None = field(default=None, repr=False)
     token_counts: TokenCounts | None = field(default=None, repr=False)
     history: History = field(factory=History, repr=False)
+    grammar: GrammarState | None = field(default=None, repr=False)
 
     @classmethod
     def of(
-        cls, params: SamplingParams, bad_words: Sequence[Sequence[int]], eos_token_ids: frozenset[int]
+        cls,
+        params: SamplingParams,
+        bad_words: Sequence[Sequence[int]],
+        eos_token_ids: frozenset[int],
+        grammar: GrammarState | None = None,
     ) -> Constraints | None:
         """Return the constraints of a request; None if none of its sampling parameters needs them.
 
@@ -59,9 +66,10 @@ class Constraints:
             end_ids=np.array(sorted(end_ids), dtype=np.int64),
             bias_ids=np.array(list(bias), dtype=np.int64),
             bias_values=np.array(list(bias.values()), dtype=np.float64),
+            grammar=grammar,
         )
         masks = found.allowed_ids is not None or found.bad_words or found.min_tokens or params.logits_processors
-        return found if masks or bias or found.penalizes else None
+        return found if masks or bias or found.penalizes or grammar is not None else None
 
     @property
     def penalizes(self) -> bool:

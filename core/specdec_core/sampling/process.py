@@ -13,6 +13,7 @@ from specdec_core.config.sampling import SamplingParams
 from specdec_core.ops import REFERENCE
 from specdec_core.sampling.bad_words import forbid_bad_words
 from specdec_core.sampling.constraints import ConstrainedRows, Constraints
+from specdec_core.sampling.grammar import follow_grammar
 from specdec_core.sampling.penalties import penalize_history
 from specdec_core.sampling.processors import run_processors
 
@@ -52,9 +53,11 @@ IN_ORDER: tuple[tuple[Callable[[Constraints], bool], Callable[[torch.Tensor, Con
     (lambda c: c.min_tokens > 0, forbid_early_end),
     (lambda c: len(c.bias_ids) > 0, add_bias),
     (lambda c: len(c.params.logits_processors) > 0, run_processors),
+    (lambda c: c.grammar is not None, follow_grammar),
 )
 """In vLLM's order, pairs of functions: whether a request uses a sampling parameter, and what applies it, in place, to
-the logits [num_rows, vocab] at such requests' rows. Penalties follow."""
+the logits [num_rows, vocab] at such requests' rows. Grammars, which vLLM has first, come after logits processors, which
+may allow a token again. Penalties follow."""
 
 
 def process_logits(

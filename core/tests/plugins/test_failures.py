@@ -57,7 +57,7 @@ BROKEN = {
     "unheard-of hook": (
         "from specdec_core import hookimpl\n@hookimpl\ndef zzz():\n    return []",
         PluginError,
-        "the hooks are specdec_commands, specdec_kv_managers, specdec_ops, specdec_proposers, specdec_step_finished",
+        "the hooks are specdec_commands, specdec_grammars, specdec_kv_managers, specdec_ops, specdec_proposers, spec",
     ),
     "wrong signature": (
         "from specdec_core import hookimpl\n@hookimpl\ndef specdec_proposers(model):\n    return []",

@@ -7,7 +7,7 @@ import inspect
 import attrs
 import pytest
 
-from specdec_core import KVLayout, OpsContext, PluginError, Plugins, StepReport
+from specdec_core import ConfigError, KVLayout, OpsContext, PluginError, Plugins, StepReport
 from specdec_core.contracts import hooks as hookspecs
 
 REPORT = StepReport(
@@ -15,7 +15,7 @@ REPORT = StepReport(
 )
 HEAD = """
 import attrs
-from specdec_core import KVManagerSpec, OpsSpec, ProposerSpec, VerifierSpec, hookimpl
+from specdec_core import GrammarSpec, KVManagerSpec, OpsSpec, ProposerSpec, VerifierSpec, hookimpl
 """
 HOOKS = sorted(name for name, _ in inspect.getmembers(hookspecs, inspect.isfunction) if name.startswith("specdec_"))
 
@@ -57,6 +57,20 @@ def test_specdec_kv_managers(site):
     assert plugins.kv_manager("pool").build is print
     [line] = [line for line in plugins.listing() if line.name == "pool"]
     assert line.provides == ("kv_manager pool",)
+
+
+GRAMMAR = HEAD + "@hookimpl\ndef specdec_grammars():\n    return [GrammarSpec(%r, print, 1)]"
+
+
+def test_specdec_grammars(site):
+    site.plugin("rules", GRAMMAR % "rules")
+    others = [line.name for line in Plugins.load().listing() if line.provides == ("grammar llguidance",)]
+    assert Plugins.load(disable=others).grammar().name == "rules"
+    site.plugin("more", GRAMMAR % "more")
+    with pytest.raises(ConfigError, match="the grammars more and rules are installed, and one is used: disable all"):
+        Plugins.load(disable=others).grammar()
+    with pytest.raises(ConfigError, match=r"no plugin with a grammar is usable: install .* Not usable: .*more \(dis"):
+        Plugins.load(disable=[*others, "rules", "more"]).grammar()
 
 
 OPS = HEAD + "@hookimpl\ndef specdec_ops(device):\n    return OpsSpec(%s) if device == 'test' else None\n"

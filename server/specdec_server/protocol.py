@@ -7,9 +7,21 @@ from typing import Any, Self
 
 from attrs import fields_dict, frozen
 
-from specdec_core import Check, ConfigError, SamplingParams, flag, must, option, shown, text, whole_number
+from specdec_core import (
+    Check,
+    ConfigError,
+    SamplingParams,
+    StructuredOutputs,
+    flag,
+    must,
+    option,
+    shown,
+    text,
+    whole_number,
+)
 from specdec_core.config.fields import not_yet, refuse_unknown
 from specdec_server.idle_fields import IdleChatFields, IdleFields
+from specdec_server.response_format import FORMATS, parse_response_format
 from specdec_server.speculative import Speculative
 
 MOST_LOGPROBS = 20
@@ -72,14 +84,8 @@ class Fields(IdleFields):
     return_token_ids: bool = option(flag, "Answer with the token ids of prompt and output, too.", default=False)
     cache_salt: str = option(is_text, "Requests share cached prefixes only if their salts are equal.", default="")
 
-    # Not supported yet. A grammar would be one more field of SamplingParams, made from this one.
-    response_format: Any = option(
-        must(
-            lambda value: value in (None, {"type": "text"}),
-            "is not supported yet: leave it out, or give {'type': 'text'}",
-            "{'type': 'text'}",
-        ),
-        "The output's format.",
+    response_format: StructuredOutputs | None = option(
+        None, "The output's format.", allowed=FORMATS, converter=parse_response_format
     )
 
     @classmethod
@@ -95,6 +101,10 @@ class Fields(IdleFields):
         sampling = {key: value for key, value in given.items() if key not in own}
         if isinstance(biases := sampling.get("logit_bias"), Mapping):
             sampling["logit_bias"] = {_token_id(key): bias for key, bias in biases.items()}
+        if fields.response_format is not None:
+            if "structured_outputs" in sampling:
+                raise ConfigError("response_format and structured_outputs are both given: give one of them")
+            sampling["structured_outputs"] = fields.response_format
         fields.complete(sampling)
         if fields.speculative is not None:
             sampling |= fields.speculative.sampling

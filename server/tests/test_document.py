@@ -21,7 +21,7 @@ def blocks(language: str) -> list[str]:
 
 
 def test_python(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = blocks("python")
+    code = "\n".join(blocks("python"))
     assert ADDRESS in code
     names: dict[str, object] = {}
     exec(code.replace(ADDRESS, server.url), names)
@@ -29,6 +29,7 @@ def test_python(server: Running, capsys: pytest.CaptureFixture[str]) -> None:
     whole, streamed = capsys.readouterr().out.split("\n", 1)[0], names["completion"]
     assert whole
     assert streamed.choices[0].finish_reason == "length"  # type: ignore[attr-defined]
+    assert names["answer"].choices[0].text in ("yes", "no")  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

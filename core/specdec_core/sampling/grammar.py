@@ -31,5 +31,6 @@ def follow_grammar(logits: torch.Tensor, rows: ConstrainedRows) -> None:
     bits = torch.arange(32, dtype=torch.int32, device=logits.device)
     is_allowed = (rows.to_device(masks).unsqueeze(2) >> bits & 1).flatten(1)[:, :vocab_size]
     kept = logits.index_select(0, rows.rows).masked_fill_(is_allowed == 0, -torch.inf)
-    kept[failed] = torch.nan
+    if failed:
+        kept[failed] = torch.nan
     logits.index_copy_(0, rows.rows, kept)

@@ -82,6 +82,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "penalties": {"repetition_penalty": 1.2, "frequency_penalty": 0.3},
     "masks": {"logit_bias": {5: 1.0}, "min_tokens": 9, "stop_token_ids": [7], "bad_words": ["self"]},
     "processors": {"logits_processors": [doubled]},
+    "grammar": {"structured_outputs": {"regex": "[a-z]+(, [a-z_]+){30}"}, "ignore_eos": False},
     "truncation": {"top_k": 30, "top_p": 0.9, "min_p": 0.01},
 }
 PARAMETERS["all without a wait"] = PARAMETERS["penalties"] | PARAMETERS["masks"] | PARAMETERS["truncation"]
@@ -95,7 +96,7 @@ def test_sampling_parameters_wait_once_at_most(kind: str, method: str) -> None:
     if method != "plain":
         config = {"method": method, "adaptive_draft_length": False, **(ON_HOST | ON_DEVICE)[method]}
     params = [
-        SamplingParams(temperature=0.7, seed=seed, max_tokens=16, ignore_eos=True, **PARAMETERS[kind])
+        SamplingParams(**{"temperature": 0.7, "seed": seed, "max_tokens": 16, "ignore_eos": True, **PARAMETERS[kind]})
         for seed in range(3)
     ]
     tokens, counts = decoded("cuda", config, params)

@@ -42,7 +42,8 @@ def test_a_schema(server: Running, reference: LLM, temperature: float) -> None:
     texts = ["".join(chunk.choices[0].delta.content or "" for chunk in stream)]
     texts += [chat.choices[0].message.content for chat in chats]
     assert texts == [choice["text"]] * 3
-    if choice["finish_reason"] == "stop":
+    if temperature:  # greedy, this model writes spaces without an end
+        assert choice["finish_reason"] == "stop"
         jsonschema.validate(json.loads(choice["text"]), SCHEMA)
 
 
@@ -51,8 +52,8 @@ def test_any_object(server: Running) -> None:
         "choices"
     ]
     assert choice["text"].lstrip().startswith("{")
-    if choice["finish_reason"] == "stop":
-        assert isinstance(json.loads(choice["text"]), dict)
+    assert choice["finish_reason"] == "stop"
+    assert isinstance(json.loads(choice["text"]), dict)
 
 
 def test_each_completion_matches(server: Running) -> None:

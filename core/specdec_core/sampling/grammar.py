@@ -28,9 +28,8 @@ def follow_grammar(logits: torch.Tensor, rows: ConstrainedRows) -> None:
         constraints.fault = faults.get(0, constraints.fault)
         failed += [position + index for index in faults]
         position += count
-    bits = torch.arange(32, dtype=torch.int32, device=logits.device)
-    is_allowed = (rows.to_device(masks).unsqueeze(2) >> bits & 1).flatten(1)[:, :vocab_size]
-    kept = logits.index_select(0, rows.rows).masked_fill_(is_allowed == 0, -torch.inf)
+    is_forbidden = np.unpackbits(~masks.view(np.uint8), axis=1, count=vocab_size, bitorder="little").view(bool)
+    kept = logits.index_select(0, rows.rows).masked_fill_(rows.to_device(is_forbidden), -torch.inf)
     if failed:
         kept[failed] = torch.nan
     logits.index_copy_(0, rows.rows, kept)

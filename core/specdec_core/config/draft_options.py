@@ -66,8 +66,8 @@ class DraftModelConfig:
     )
     enforce_eager: bool = option(
         flag,
-        "On a GPU, launch each kernel of a draft model's forward pass by itself, instead of a CUDA graph of all of them. "
-        "For a draft head, and on a CPU, it changes nothing.",
+        "On a GPU, launch each kernel of a draft model's forward pass by itself, instead of a CUDA graph of all of "
+        "them. For a draft head, and on a CPU, it changes nothing.",
         default=False,
         hashed=False,
     )

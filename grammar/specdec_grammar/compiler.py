@@ -29,7 +29,8 @@ class Compiler:
     def _compile(self, wanted: StructuredOutputs) -> LLMatcher:
         try:
             matcher = LLMatcher(self._tokenizer, _grammar(wanted), log_level=0)
-            fault = matcher.get_error()
+            matcher.compute_bitmask()  # fails if nothing matches the grammar
+            fault = _error(matcher)
         except ValueError as error:  # text that is no JSON
             fault = str(error)
         if fault:
@@ -61,7 +62,12 @@ class Matcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            raise RuntimeError(self._matcher.get_error())
+            raise RuntimeError(_error(self._matcher))
+
+
+def _error(matcher: LLMatcher) -> str:
+    """What is wrong with a matcher, without the dump of its state; "" if nothing is."""
+    return str(matcher.get_error()).partition("\n<state>")[0]
 
 
 def _read(context: GrammarContext) -> LLTokenizer:

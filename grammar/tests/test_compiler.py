@@ -122,6 +122,8 @@ def test_masks_do_not_depend_on_the_way(data: st.DataObject) -> None:
         ({"json": {"type": "wat"}}, "Invalid type: wat"),
         ({"json": {"not": {}}}, 'Unimplemented keys: ["not"]'),
         ({"grammar": "start: item"}, 'unknown name: "item"'),
+        ({"grammar": "start: start"}, "NoExtension"),
+        ({"regex": r"[^\x00-\x{10FFFF}]"}, "NoExtension"),
     ],
 )
 def test_a_wrong_grammar_is_refused(wanted: dict[str, Any], says: str) -> None:

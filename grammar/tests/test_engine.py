@@ -253,6 +253,14 @@ def test_a_grammar_that_fails_ends_its_own_request(ngram: LLM, expected: dict[fl
     check_choice(completions[3].text)
 
 
+def test_a_grammar_that_exceeds_a_limit_ends_its_own_request(ngram: LLM) -> None:
+    asked = params(0.0)
+    asked[2] = evolve(asked[2], structured_outputs={"regex": "(((a{1000}){1000}){1000})"})
+    completions = run(ngram, asked)
+    assert [completion.finish_reason == "error" for completion in completions] == [False, False, True, False, False]
+    assert completions[2].error.endswith("RuntimeError: lexer error: too many expressions constructed")
+
+
 @pytest.mark.parametrize(
     ("settings", "wanted", "says"),
     [

@@ -295,6 +295,8 @@ def test_what_is_wrong_with_a_processor_is_said(processor: Any, says: str) -> No
 
 def test_ends_that_the_vocabulary_does_not_have_are_no_ends() -> None:
     target = TargetInfo("tiny", "llama", 20, 8, 1, 64, torch.float32, torch.device("cpu"))
-    asked = make_constraints(SamplingParams(min_tokens=2, stop_token_ids=[3]), None, frozenset([-1, 4, 20]), target)
+    grammars: Any = None  # the request asks for no structured output
+    params = SamplingParams(min_tokens=2, stop_token_ids=[3])
+    asked = make_constraints(params, None, frozenset([-1, 4, 20]), target, grammars)
     assert asked is not None
     assert asked.end_ids.tolist() == [3, 4]

@@ -32,6 +32,7 @@ PARAMS = [
 ]
 rule_of = cache(lambda name: verification(verifier=name))
 INFO: Any = SimpleNamespace(vocab_size=VOCAB, max_model_len=64)
+NO_GRAMMARS: Any = None  # no request asks for structured output
 
 
 @st.composite
@@ -63,7 +64,7 @@ def decided(name: str, draft: Draft, seed: int, kinds: list[int], num_failing: i
     schedule = Schedule()
     for i in range(draft.batch_size):
         params = PARAMS[kinds[i % len(kinds)]]
-        constraints = make_constraints(params, None, frozenset({0}), INFO)
+        constraints = make_constraints(params, None, frozenset({0}), INFO, NO_GRAMMARS)
         ids = rng.integers(0, VOCAB, 5 + i)
         request = Request(f"r{i}", ids, params, seed=seed + i, max_total_tokens=60, constraints=constraints)
         request.num_computed = len(ids) - 1

@@ -327,17 +327,17 @@ def test_a_request_that_waits_on_holds_no_blocks(monkeypatch: pytest.MonkeyPatch
 def test_a_pass_that_ends_late_does_not_end_another_one(monkeypatch: pytest.MonkeyPatch, expected: list) -> None:
     """The context of a forward pass that was interrupted may end when it is garbage-collected, during another one."""
     llm = make_llm(None)
-    left = interrupt_the_end_of("PagedAttention.forwarding", 1, llm, monkeypatch)
-    forwarding = PagedAttention.forwarding
+    left = interrupt_the_end_of("PagedAttention.using", 1, llm, monkeypatch)
+    using = PagedAttention.using
 
     @contextlib.contextmanager
     def with_a_late_end(self: Any, *args: Any, **keywords: Any) -> Iterator[None]:
-        with forwarding(self, *args, **keywords):
+        with using(self, *args, **keywords):
             while left:
                 left.pop().close()
             yield
 
-    monkeypatch.setattr(PagedAttention, "forwarding", with_a_late_end)
+    monkeypatch.setattr(PagedAttention, "using", with_a_late_end)
     assert tokens_of(llm) == expected
 
 

@@ -41,6 +41,10 @@ class ChatAnswer(Answer):
                 params = evolve(params, skip_special_tokens=False)
         super().__init__(service, fields, params, 1)
 
+    @property
+    def texts(self) -> Any:
+        return self.fields.messages
+
     def read_prompts(self) -> list[TokenizedPrompt]:
         messages = readable(self.fields.messages)
         prompt = self.service.llm.tokenize_chat(messages, **self._arguments)

@@ -8,12 +8,15 @@ import signal
 import sys
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from specdec_core import ConfigError
 from specdec_core.cli.options import ModelCommand, ModelOptions, model_options
+
+if TYPE_CHECKING:
+    from specdec_core import AsyncLLM
 
 PREFIX = "specdec"
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -150,6 +153,7 @@ def serve(
         listening = ending.enter_context(bound_socket(host, port))
         llm = options.load_async()
         ending.callback(lambda: asyncio.run(llm.shutdown()))
+        _try_template(llm, made.chat_template)
         _log_to_stderr()
         address, port = listening.getsockname()[:2]
         shown = f"[{address}]" if ":" in address else address
@@ -166,6 +170,16 @@ def _read_template(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ConfigError(f"--chat-template {file} is not UTF-8 text: byte {error.start}") from error
+
+
+def _try_template(llm: AsyncLLM, template: str | None) -> None:
+    """Warn if a template fails for the simplest conversation. It may be meant for others only."""
+    if template is None:
+        return
+    try:
+        llm.tokenize_chat([{"role": "user", "content": "Hello"}], chat_template=template)
+    except ConfigError as error:
+        click.echo(f"warning: --chat-template fails for a message of a user: {error}", err=True)
 
 
 def _log_to_stderr() -> None:

@@ -27,6 +27,10 @@ class CompletionAnswer(Answer):
         self._prompts = fields.prompts
         super().__init__(service, fields, params, len(self._prompts))
 
+    @property
+    def texts(self) -> Any:
+        return self._prompts
+
     def read_prompts(self) -> list[TokenizedPrompt]:
         return [
             TokenizedPrompt(None, each["prompt_token_ids"], each["cache_salt"])

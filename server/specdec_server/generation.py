@@ -22,6 +22,7 @@ from specdec_core import (
     TokenizedPrompt,
 )
 from specdec_server.errors import ApiError
+from specdec_server.limits import check_params
 from specdec_server.logprobs import Entry
 from specdec_server.protocol import Fields
 from specdec_server.service import Service
@@ -94,9 +95,15 @@ class Answer(ABC):
             "created": int(time.time()),
             "model": service.settings.model_names[0],
         }
+        check_params(params, num_prompts, service.llm.engine.target.info.max_model_len)
         wants_drafts = fields.speculative is not None and fields.speculative.enabled
         if wants_drafts and not self._num_tokens:
             raise ConfigError("speculative asks for drafts, and the server was started without a method: leave it out")
+
+    @property
+    @abstractmethod
+    def texts(self) -> Any:
+        """What `read_prompts` tokenizes, in lists and mappings."""
 
     @abstractmethod
     def read_prompts(self) -> list[TokenizedPrompt]:
@@ -138,7 +145,7 @@ class Answer(ABC):
         """Run the prompts, and yield what each step adds to a completion."""
         service, n = self.service, self.params.n
         with service.lifecycle.admit(self._num_prompts * n):
-            prompts = [service.check_length(each) for each in await service.tokenize(self.read_prompts)]
+            prompts = [service.check_length(each) for each in await service.tokenize(self.read_prompts, self.texts)]
             self.completions = [Completion(i * n + j, prompt) for i, prompt in enumerate(prompts) for j in range(n)]
             given = [{"prompt_token_ids": each.token_ids, "cache_salt": each.cache_salt} for each in prompts]
             is_refused = False

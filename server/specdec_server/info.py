@@ -70,7 +70,7 @@ class Info:
     async def tokenize(self, request: Request) -> Response:
         body = await self._service.read(request)
         try:
-            token_ids, strings = await self._service.tokenize(lambda: self._token_ids(body))
+            token_ids, strings = await self._service.tokenize(lambda: self._token_ids(body), body)
         except ConfigError as error:
             raise ApiError.of(error, body) from error
         max_model_len = self._service.llm.engine.target.info.max_model_len

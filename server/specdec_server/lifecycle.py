@@ -18,6 +18,9 @@ T = TypeVar("T")
 Receive = Callable[[], Awaitable[Mapping[str, Any]]]
 
 RETRY_AFTER = {"Retry-After": "1"}
+BODY_TIMEOUT_S = 30.0
+"""Most seconds in which the body of a request has to arrive; the server's request_timeout, if that is less."""
+SHUTTING_DOWN = "the server is shutting down: send the request to another one"
 
 
 class Lifecycle:
@@ -35,14 +38,14 @@ class Lifecycle:
         self._num_completions = 0
         self._timeout_s = settings.request_timeout_s
         self._drain_timeout_s = settings.drain_timeout_s
-        self._ended = asyncio.Event()
+        self._draining, self._ended = asyncio.Event(), asyncio.Event()
 
     def check(self) -> None:
         """Raise ApiError if the server can run no request: the device has failed, or the server ends."""
         if self._llm.engine.failure is not None:
             raise ApiError.of(self._llm.engine.failure)
         if self.is_draining or not self._llm.is_healthy:
-            raise ApiError(503, "the server is shutting down: send the request to another one", code="shutting_down")
+            raise ApiError(503, SHUTTING_DOWN, code="shutting_down")
 
     @contextmanager
     def admit(self, num_completions: int) -> Iterator[None]:
@@ -68,6 +71,22 @@ class Lifecycle:
             yield
         finally:
             self._num_completions -= num_completions
+
+    async def receive_body(self, work: Coroutine[Any, Any, bytes]) -> bytes:
+        """Wait for the body of a request. Raises ApiError if it takes too long, or if the server begins to drain."""
+        timeout_s = min(BODY_TIMEOUT_S, self._timeout_s or BODY_TIMEOUT_S)
+        task, draining = asyncio.ensure_future(work), asyncio.ensure_future(self._draining.wait())
+        try:
+            await asyncio.wait((task, draining), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if draining.done():
+                raise ApiError(503, SHUTTING_DOWN, code="shutting_down")
+            raise ApiError(408, f"the body has not arrived within {timeout_s:g} s: send it faster", code="timeout")
+        finally:
+            for each in (task, draining):
+                each.cancel()
+            await asyncio.gather(task, draining, return_exceptions=True)
 
     async def run(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of a request and return its result.
@@ -99,6 +118,7 @@ class Lifecycle:
     def drain(self) -> None:
         """Admit no more requests, and end those that still run after the server's drain_timeout."""
         self.is_draining = True
+        self._draining.set()
         asyncio.get_running_loop().call_later(self._drain_timeout_s, self._ended.set)
 
 

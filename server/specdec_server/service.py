@@ -13,6 +13,7 @@ from specdec_core import AsyncLLM, ConfigError, TokenizedPrompt
 from specdec_server.errors import ApiError
 from specdec_server.json_text import loads
 from specdec_server.lifecycle import Lifecycle
+from specdec_server.limits import LongestText
 from specdec_server.metrics import ServerMetrics
 from specdec_server.settings import Settings
 from specdec_server.tool_parsers import MARKERS, PARSERS, ToolParser, parser_shown_by
@@ -29,25 +30,22 @@ class Service:
         self.lifecycle = Lifecycle(llm, settings)
         self.metrics = ServerMetrics(settings.model_names[0])
         self._tokenizing = ThreadPoolExecutor(1, "specdec-tokenizer")
+        most_tokens = settings.max_prompt_tokens or llm.engine.target.info.max_model_len
+        self._longest_text = LongestText(llm.get_tokenizer(), most_tokens)
         own = getattr(llm.get_tokenizer(), "chat_template", None)
         self.chat_template = settings.chat_template or (str(own) if own else None)
         self._tool_format = settings.tool_call_parser or parser_shown_by(self.chat_template or "")
 
     async def read(self, request: Request) -> dict[str, Any]:
-        """Read the body of a request. Raises ApiError if the server cannot run it, if it is too large, if it is no
-        JSON object or if it names another model."""
+        """Read the body of a request. Raises ApiError if the server cannot run it, if it is too large or does not come
+        to its end in time, if it is no JSON object or if it names another model."""
         self.lifecycle.check()
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json":  # others may come from a form on any website
             raise ApiError(415, f"content-type {kind!r} is not understood: send application/json")
-        most, parts, size = self.settings.max_body_bytes, list[bytes](), 0
-        async for part in request.stream():
-            size += len(part)
-            if size > most:
-                raise ApiError(413, f"the body is larger than the server's limit of {most} bytes: send less")
-            parts.append(part)
+        given = await self.lifecycle.receive_body(self._body(request))
         try:
-            body = loads(b"".join(parts))
+            body = loads(given)
         except ValueError as error:
             raise ApiError(
                 400, f"the body is not understood: {error}. Send a JSON object", code="invalid_json"
@@ -60,9 +58,22 @@ class Service:
             )
         return body
 
-    async def tokenize(self, read: Callable[[], T]) -> T:
-        """Run a function that tokenizes prompts, in a thread of its own: long prompts hold up neither the engine nor
-        other requests."""
+    async def _body(self, request: Request) -> bytes:
+        most, parts, size = self.settings.max_body_bytes, list[bytes](), 0
+        async for part in request.stream():
+            size += len(part)
+            if size > most:
+                raise ApiError(413, f"the body is larger than the server's limit of {most} bytes: send less")
+            parts.append(part)
+        return b"".join(parts)
+
+    async def tokenize(self, read: Callable[[], T], texts: Any = ()) -> T:
+        """Run a function that tokenizes prompts in a thread of its own, so that it holds up neither the engine nor
+        other requests that run. One request's prompts are tokenized at a time.
+
+        texts: what is tokenized, in lists and mappings. Raises ApiError if no prompt can be as long.
+        """
+        self._longest_text.check(texts)
         return await asyncio.get_running_loop().run_in_executor(self._tokenizing, read)
 
     def check_length(self, prompt: TokenizedPrompt) -> TokenizedPrompt:

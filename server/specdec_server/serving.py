@@ -8,8 +8,11 @@ from collections.abc import Callable
 import uvicorn
 from starlette.applications import Starlette
 
+from specdec_core import ConfigError
 from specdec_server.settings import Settings
 
+BACKLOG = 2048
+"""Connections that may wait to be accepted."""
 LAST_RESORT_S = 5
 """After the time to drain, requests fail by themselves. uvicorn cuts those that do not after this many seconds more."""
 
@@ -43,14 +46,15 @@ class DrainingServer(uvicorn.Server):
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Bind a socket that does not listen yet, so that a port in use is noticed before the model is loaded. Raises
-    OSError."""
+    """Make a socket that listens, so that a port in use is noticed before the model is loaded. Clients that connect
+    meanwhile wait. Raises ConfigError."""
     family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     found = socket.socket(family, kind, protocol)
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
-    except OSError:
+        found.listen(BACKLOG)
+    except OSError as error:
         found.close()
-        raise
+        raise ConfigError(f"{host}:{port} cannot be listened at ({error.strerror}): give another --port") from error
     return found

@@ -32,7 +32,7 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (COMPLETIONS, {"prompt": "x", "top_p": "a"}, 400, "top_p", "is text, not a number"),
     (COMPLETIONS, {"prompt": "x", "max_tokens": 0}, 400, "max_tokens", "is too small"),
     (COMPLETIONS, {"prompt": "x", "n": 2, "temperature": 0}, 400, "n", "would all be the same"),
-    (COMPLETIONS, {"prompt": "x", "n": 16000}, 400, None, "send several requests"),
+    (COMPLETIONS, {"prompt": "x", "n": 16000}, 400, "n", "send several requests"),
     (COMPLETIONS, {"prompt": "x", "logprobs": 21}, 400, "logprobs", "from 0 to 20"),
     (COMPLETIONS, {"prompt": "x", "logprobs": -1}, 400, "logprobs", "from 0 to 20"),
     (COMPLETIONS, {"prompt": "x", "prompt_logprobs": 1, "stream": True}, 400, "prompt_logprobs", "are not streamed"),

@@ -1,0 +1,78 @@
+"""A small request cannot keep the server busy: what asks for too much is refused at once, and slow bodies end."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from running_server import Running
+
+from specdec_server import lifecycle, limits
+
+FIELDS = {"prompt": "def mean(", "max_tokens": 2, "temperature": 1}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [
+        ("n", 129, "n=129 is more than 128"),
+        ("bad_words", ["a"] * 1001, "bad_words has 1001 texts"),
+        ("bad_words", ["a" * 1001], "of up to 1001 characters: give 1000 at most"),
+        ("stop", ["a"] * 1001, "stop has 1001 texts"),
+        ("structured_outputs", {"choice": [f"w{i}" for i in range(1001)]}, "structured_outputs has 1001 texts"),
+    ],
+)
+def test_too_much_is_refused(server: Running, field: str, value: Any, says: str) -> None:
+    response = server.post("/v1/completions", **FIELDS | {field: value})
+    assert response.status_code == 400
+    assert says in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == field
+
+
+def test_too_many_logprobs(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_LOGPROBS_OF_ANSWER", 2 * 3 * 4 * 6)
+    given = FIELDS | {"prompt": ["a", "b"], "n": 3, "max_tokens": 4}
+    assert server.post("/v1/completions", **given, logprobs=5).status_code == 200
+    refused = server.post("/v1/completions", **given, logprobs=6).json()["error"]
+    assert refused["message"].startswith("logprobs of up to 24 tokens, 7 of each")
+    assert server.post("/v1/completions", **given | {"max_tokens": 5}, logprobs=5).status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
+def test_texts_that_are_too_long_are_not_tokenized(server: Running, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    service = server.app.state.service  # type: ignore[attr-defined]
+    most = service._longest_text._most_characters
+    monkeypatch.setattr(service._tokenizing, "submit", lambda *given: pytest.fail("it was tokenized"))
+    text = " a" * (most // 2 + 1)
+    body = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    error = server.post(path, **body).json()["error"]
+    assert error["code"] == "context_length_exceeded"
+    assert f"has {len(text) + 4 * ('chat' in path)} characters" in error["message"]
+
+
+def half_sent(server: Running) -> socket.socket:
+    """A connection whose request's body does not come to its end."""
+    host, _, port = server.url.removeprefix("http://").partition(":")
+    connection = socket.create_connection((host, int(port)), timeout=60)
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{"
+    connection.sendall(head.encode())
+    return connection
+
+
+def test_a_body_that_does_not_come_to_its_end(serve: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "BODY_TIMEOUT_S", 0.1)
+    with half_sent(serve()) as connection:
+        assert b" 408 " in connection.recv(4096).partition(b"\r\n")[0]
+
+
+def test_a_server_that_ends_does_not_wait_for_a_body(serve: Callable[..., Running]) -> None:
+    started = serve()
+    with half_sent(started) as connection:
+        time.sleep(0.2)
+        started.server.should_exit = True
+        assert b" 503 " in connection.recv(4096).partition(b"\r\n")[0]
+        started._thread.join(lifecycle.BODY_TIMEOUT_S / 2)
+        assert not started._thread.is_alive()

@@ -96,9 +96,8 @@ class Answer(ABC):
             "model": service.settings.model_names[0],
         }
         check_params(params, num_prompts, service.llm.engine.target.info.max_model_len)
-        wants_drafts = fields.speculative is not None and fields.speculative.enabled
-        if wants_drafts and not self._num_tokens:
-            raise ConfigError("speculative asks for drafts, and the server was started without a method: leave it out")
+        if fields.speculative is not None:
+            fields.speculative.check(service.methods, self._num_tokens)
 
     @property
     @abstractmethod

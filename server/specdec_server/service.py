@@ -36,6 +36,12 @@ class Service:
         self.chat_template = settings.chat_template or (str(own) if own else None)
         self._tool_format = settings.tool_call_parser or parser_shown_by(self.chat_template or "")
 
+    @property
+    def methods(self) -> list[str]:
+        """The names of the methods that draft; empty without speculation."""
+        configs = self.llm.speculative_config or ()
+        return [each.method for each in (configs if isinstance(configs, tuple) else (configs,))]
+
     async def read(self, request: Request) -> dict[str, Any]:
         """Read the body of a request. Raises ApiError if the server cannot run it, if it is too large or does not come
         to its end in time, if it is no JSON object or if it names another model."""

@@ -45,6 +45,22 @@ class Speculative:
             )
         return found
 
+    def check(self, methods: Sequence[str], num_tokens: int) -> None:
+        """Raise ConfigError, whose message begins with the field's name, if the server cannot draft like this.
+
+        methods, num_tokens: those that it was started with.
+        """
+        if self.enabled and not methods:
+            raise ConfigError("speculative asks for drafts, and the server was started without a method: leave it out")
+        if self.num_tokens is not None and self.num_tokens > num_tokens:
+            raise ConfigError(
+                f"speculative has num_tokens={self.num_tokens}, and the server drafts {num_tokens} at most"
+            )
+        unknown = [name for name in self.method or () if name not in methods]
+        if unknown:
+            known = ", ".join(map(repr, methods))
+            raise ConfigError(f"speculative has method={unknown[0]!r}, and the server was started with {known}")
+
     @property
     def sampling(self) -> dict[str, Any]:
         """The parameters of `SamplingParams` that mean the same."""

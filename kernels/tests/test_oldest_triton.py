@@ -12,15 +12,19 @@ import pytest
 
 KERNELS = Path(__file__).parents[1]
 OLDEST = Path(sys.prefix, "oldest")
-NAMES = "compaction drawing elementwise likeliest penalties residuals top_tokens truncation verifiers"
-TESTS = tuple(f"gpu/test_{name}.py" for name in NAMES.split())
+DAILY, NIGHTLY = (
+    tuple(f"gpu/test_{name}.py" for name in names.split())
+    for names in ("compaction drawing elementwise likeliest truncation", "penalties residuals top_tokens verifiers")
+)
 DEPRECATED = "ignore:Conversion of an array with ndim:DeprecationWarning"
 """What this Triton's interpreter does, and an error in the newest numpy: an older one is installed beside it."""
 MORE = ("gpu/test_attention.py", "gpu/test_linear.py", "gpu/test_compiling.py")
 
 
 @pytest.mark.skipif(not (OLDEST / "triton").exists(), reason="`make setup` has not installed it")
-@pytest.mark.parametrize("tests", [TESTS, MORE], ids=["small", "large"])
+@pytest.mark.parametrize(
+    "tests", [DAILY, MORE, pytest.param(NIGHTLY, marks=pytest.mark.nightly)], ids=["small", "large", "more"]
+)
 def test_kernels_with_the_oldest_triton(tests: tuple[str, ...], tmp_path: Path) -> None:
     declared = re.search(r"triton>=([0-9.]+)", (KERNELS / "pyproject.toml").read_text(encoding="utf-8"))
     assert declared is not None

@@ -70,12 +70,12 @@ def windows_are_one_narrower(patch: Patch) -> None:
 
 
 def _window(patch: Patch, change: Callable[[int], int]) -> None:
-    forwarding = PagedAttention.forwarding
+    using = PagedAttention.using
 
-    def changed(self: Any, *args: Any, window: int | None = None, **more: Any) -> Any:
-        return forwarding(self, *args, window=None if window is None else change(window), **more)
+    def changed(self: Any, plan: Any, window: int | None = None, rows: Any = None) -> Any:
+        return using(self, plan, None if window is None else change(window), rows)
 
-    patch.setattr(PagedAttention, "forwarding", changed)
+    patch.setattr(PagedAttention, "using", changed)
 
 
 WINDOW_FAULTS = [windows_are_one_wider, windows_are_one_narrower]

@@ -5,6 +5,7 @@ The model is created on torch's meta device.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
@@ -109,10 +110,10 @@ def _empty_model(source: ModelSource, config: PretrainedConfig, dtype: torch.dty
     return model.eval()
 
 
-def _run(empty: Any, info: TargetInfo) -> tuple[KVGroups, int]:
-    """Run a model on the meta device. Returns its KV groups and the bytes of its activations per token. Checks its
-    attention masks: raises CompatibilityError if a check fails, NeedsWeightsError if the forward pass needs the values
-    of tensors."""
+def _run(empty: Any, info: TargetInfo) -> tuple[KVGroups, int | None]:
+    """Run a model on the meta device. Returns its KV groups and the bytes of its activations per token (None: not
+    known). Checks its attention masks: raises CompatibilityError if a check fails, NeedsWeightsError if the forward
+    pass needs the values of tensors."""
     # Grouped matrix products of meta tensors exist only in bfloat16, and shapes do not depend on the dtype.
     empty.to(torch.bfloat16)
     with torch.no_grad(), refusing_failures(empty), _Guessing():  # type: ignore[no-untyped-call]
@@ -120,7 +121,6 @@ def _run(empty: Any, info: TargetInfo) -> tuple[KVGroups, int]:
             pin_positions(empty, info.max_model_len)
             sites = probe(empty)
             groups = kv_groups_of(sites.shapes, info.num_layers, info.dtype)
-            activations = activation_bytes(backbone_of(empty, sites.modules), sites.modules)
         except Exception as error:
             if not _takes_values(error):
                 raise
@@ -133,7 +133,11 @@ def _run(empty: Any, info: TargetInfo) -> tuple[KVGroups, int]:
         except Exception as error:
             if not _takes_values(error):
                 raise
-    return groups, activations * info.dtype.itemsize // torch.bfloat16.itemsize
+        activations = None
+        with suppress(Exception):  # of a backbone that does not run alone
+            found = activation_bytes(backbone_of(empty, sites.modules), sites.modules)
+            activations = found * info.dtype.itemsize // torch.bfloat16.itemsize
+    return groups, activations
 
 
 def _takes_values(error: Exception) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from drawn_trees import SAMPLED, Model, Shape, emit, random_model, target_logits
+from grammar_faults import drafts_count_as_output, the_parent_s_mask
 from hypothesis import given, settings, strategies as st
 from table_grammar import Table, TableMatcher, allowed_after, random_table
 
@@ -87,25 +88,8 @@ def test_the_distribution_is_the_target_s_renormalized(shape: Shape, verifiers: 
             assert largest_error(verifier(), shape, seed) < 1e-12
 
 
-def the_parent_s_mask(patch: pytest.MonkeyPatch) -> None:
-    go_to = GrammarState._go_to
-    patch.setattr(GrammarState, "_go_to", lambda self, output, path: go_to(self, output, path[:-1]))
-
-
 def no_rollback(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TableMatcher, "rollback", lambda self, num_tokens: None)
-
-
-def drafts_count_as_output(patch: pytest.MonkeyPatch) -> None:
-    """The matcher stays where the last row was."""
-    mask = GrammarState.mask
-
-    def masked(self: GrammarState, *args: Any) -> Any:
-        found = mask(self, *args)
-        self._below = []
-        return found
-
-    patch.setattr(GrammarState, "mask", masked)
 
 
 @pytest.mark.parametrize("mutation", [the_parent_s_mask, no_rollback, drafts_count_as_output])

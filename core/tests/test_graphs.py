@@ -72,6 +72,11 @@ def run(
     return hidden[rows], {"final": hidden}
 
 
+def forward(graphs: ForwardGraphs, given: tuple[torch.Tensor, AttentionPlan, torch.Tensor]) -> Result:
+    token_ids, plan, rows = given
+    return graphs.forward(token_ids, plan.visibility.positions, plan, rows, None)
+
+
 def assert_equal(found: Result, expected: Result) -> None:
     assert torch.equal(found[0].cpu(), expected[0].cpu())
     assert torch.equal(found[1]["final"].cpu(), expected[1]["final"].cpu())
@@ -83,7 +88,7 @@ def check(passes: list[Requests]) -> ForwardGraphs:
         for seed, requests in enumerate(passes):
             token_ids, plan, rows = inputs_of(requests, seed)
             expected = run(token_ids, plan.visibility.positions, rows, plan, None)
-            assert_equal(graphs.forward(token_ids, plan, rows, None), expected)
+            assert_equal(graphs.forward(token_ids, plan.visibility.positions, plan, rows, None), expected)
         return graphs
 
 
@@ -126,7 +131,7 @@ def test_large_passes_and_many_rows_are_not_captured() -> None:
     with PretendCuda():
         token_ids, plan, rows = inputs_of(CHAINS, 0)
         for _ in range(5):
-            graphs.forward(token_ids, plan, torch.cat([rows] * 4), None)
+            graphs.forward(token_ids, plan.visibility.positions, plan, torch.cat([rows] * 4), None)
     assert not graphs._graphs
 
 
@@ -135,7 +140,7 @@ def test_results_outlive_the_next_replay(monkeypatch: pytest.MonkeyPatch) -> Non
     with PretendCuda():
         graphs = ForwardGraphs(run)
         given = [inputs_of(CHAINS, seed) for seed in range(3)]
-        found = [graphs.forward(*each, None) for each in given]
+        found = [forward(graphs, each) for each in given]
         assert graphs.num_replayed == 2
         for (token_ids, plan, rows), each in zip(given, found, strict=True):
             assert_equal(each, run(token_ids, plan.visibility.positions, rows, plan, None))
@@ -149,7 +154,7 @@ def test_a_pass_that_waits_for_the_device_is_not_captured() -> None:
     with PretendCuda():
         graphs = ForwardGraphs(waiting)
         for _ in range(5):
-            graphs.forward(*inputs_of(CHAINS, 0), None)
+            forward(graphs, inputs_of(CHAINS, 0))
         assert (graphs._is_off, graphs.num_replayed) == (True, 0)
 
 
@@ -165,5 +170,5 @@ def test_what_the_host_computed_is_noticed() -> None:
     with PretendCuda():
         graphs = ForwardGraphs(counting)
         for seed in range(5):
-            graphs.forward(*inputs_of(CHAINS, seed), None)
+            forward(graphs, inputs_of(CHAINS, seed))
         assert (graphs._is_off, graphs.num_replayed) == (True, 0)

@@ -11,9 +11,9 @@ import jsonschema
 import numpy as np
 import pytest
 from attrs import evolve
+from grammar_faults import drafts_count_as_output, the_parent_s_mask
 
 from specdec_core import LLM, ConfigError, Plugins, SamplingParams, StructuredOutputs
-from specdec_core.sampling.grammar_state import GrammarState
 from specdec_grammar.compiler import Matcher
 
 SETTINGS = {"dtype": "float32", "disable_log_stats": True}
@@ -198,24 +198,8 @@ def test_other_parameters_apply_under_a_grammar(plain: LLM, ngram: LLM) -> None:
     assert tokens(outputs[0]) == tokens(outputs[1])
 
 
-def the_parent_s_mask(patch: pytest.MonkeyPatch) -> None:
-    go_to = GrammarState._go_to
-    patch.setattr(GrammarState, "_go_to", lambda self, output, path: go_to(self, output, path[:-1]))
-
-
 def no_rollback(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Matcher, "rollback", lambda self, num_tokens: None)
-
-
-def drafts_count_as_output(patch: pytest.MonkeyPatch) -> None:
-    mask = GrammarState.mask
-
-    def masked(self: GrammarState, *args: Any) -> Any:
-        found = mask(self, *args)
-        self._below = []
-        return found
-
-    patch.setattr(GrammarState, "mask", masked)
 
 
 def no_end(patch: pytest.MonkeyPatch) -> None:

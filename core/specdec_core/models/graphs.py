@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 Result = tuple[torch.Tensor, Mapping[str, torch.Tensor]]
 """Logits [num_rows, vocab] and hidden states {tap: [num_tokens, width]}."""
+Given = tuple[torch.Tensor, torch.Tensor, AttentionPlan, torch.Tensor]
+"""Token ids, positions, plan and rows of a forward pass."""
 NUM_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 """Sizes to which forward passes are padded. Beside the work of larger ones, launching their kernels costs little."""
 NUM_CHECKS = 2
@@ -72,11 +74,11 @@ class Inputs:
             block_tables=zeros(shape.max_blocks),
         )
 
-    def read(self, token_ids: torch.Tensor, plan: AttentionPlan, rows: torch.Tensor) -> None:
+    def read(self, token_ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, rows: torch.Tensor) -> None:
         """Copy a forward pass into these buffers. What is left over is padding."""
         metadata, seen = plan.metadata, plan.visibility
         _fill(self.token_ids, token_ids)
-        _fill(self.positions, seen.positions)
+        _fill(self.positions, positions)
         _fill(self.rows, rows)
         _fill(self.slot_mapping, metadata.slot_mapping, -1)
         _fill(self.prefix_lens, seen.prefix_lens)
@@ -120,17 +122,19 @@ class Graph:
     result: Result
     num_checks: int = 0
 
-    def replay(self, token_ids: torch.Tensor, plan: AttentionPlan, rows: torch.Tensor) -> Result:
+    def replay(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, plan: AttentionPlan, rows: torch.Tensor
+    ) -> Result:
         """The next replay overwrites the graph's results, so these are copies."""
-        self.inputs.read(token_ids, plan, rows)
+        self.inputs.read(token_ids, positions, plan, rows)
         self.cuda_graph.replay()
         logits, features = self.result
         return logits[: len(rows)].clone(), {tap: each[: len(token_ids)].clone() for tap, each in features.items()}
 
 
 class ForwardGraphs:
-    """Runs a model's forward passes, of up to the largest of NUM_TOKENS, as CUDA graphs. Each is captured
-    when a forward pass of its shape is first run.
+    """Runs a model's forward passes, of up to the largest of NUM_TOKENS, as CUDA graphs. A graph is captured when a
+    forward pass of its shape is first run.
 
     run: computes logits and features from token ids, positions, rows, and the plan and the window of attention.
 
@@ -146,36 +150,43 @@ class ForwardGraphs:
         self._is_off = False
         self.num_passes = self.num_replayed = 0
 
-    def forward(self, token_ids: torch.Tensor, plan: AttentionPlan, rows: torch.Tensor, window: int | None) -> Result:
-        """Run one forward pass. token_ids: int64 [num_tokens]; rows: int64 [num_rows], at most as many as tokens."""
+    def forward(
+        self,
+        token_ids: torch.Tensor,
+        positions: torch.Tensor,
+        plan: AttentionPlan,
+        rows: torch.Tensor,
+        window: int | None,
+    ) -> Result:
+        """Run one forward pass. token_ids, positions: int64 [num_tokens]. rows: int64 [num_rows]."""
+        given = token_ids, positions, plan, rows
         self.num_passes += 1
         shape = None if self._is_off else _shape_of(plan, len(rows), window)
         if shape is not None and (graph := self._graphs.get(shape)) and graph.num_checks >= NUM_CHECKS:
             self.num_replayed += 1
-            return graph.replay(token_ids, plan, rows)
-        result = self._run(token_ids, plan.visibility.positions, rows, plan, window)
+            return graph.replay(*given)
+        result = self._run(token_ids, positions, rows, plan, window)
         if shape is not None:
             try:
-                self._prepare(shape, token_ids, plan, rows, result)
+                self._prepare(shape, given, result)
             except Exception as error:  # of whatever code the model and plugins have; what matters is the result above
                 self._turn_off(f"its forward pass cannot be captured: {error}")
         return result
 
-    def _prepare(
-        self, shape: Shape, token_ids: torch.Tensor, plan: AttentionPlan, rows: torch.Tensor, result: Result
-    ) -> None:
+    def _prepare(self, shape: Shape, given: Given, result: Result) -> None:
         """Capture the graph of a shape, or check it by the result of a forward pass."""
         graph = self._graphs.get(shape)
         if graph is None:
-            self._graphs[shape] = self._capture(shape, token_ids, plan, rows)
-        elif _are_same(graph.replay(token_ids, plan, rows), result):
+            self._graphs[shape] = self._capture(shape, given)
+        elif _are_same(graph.replay(*given), result):
             graph.num_checks += 1
         else:
             self._turn_off("a graph of it gave other results than the forward pass")
 
-    def _capture(self, shape: Shape, token_ids: torch.Tensor, plan: AttentionPlan, rows: torch.Tensor) -> Graph:
+    def _capture(self, shape: Shape, given: Given) -> Graph:
+        token_ids, _, plan, _ = given
         inputs, cuda_graph = Inputs.empty(shape, token_ids.device), torch.cuda.CUDAGraph()
-        inputs.read(token_ids, plan, rows)
+        inputs.read(*given)
         self._pool = self._pool or torch.cuda.graph_pool_handle()
 
         def run() -> Result:

@@ -111,7 +111,7 @@ class Model:
         rows = padded_to(self.attention.padded(num_rows), rows)
         plan = self.attention.plan_of(metadata, visibility)
         if self.graphs is not None:
-            logits, features = self.graphs.forward(token_ids, plan, rows, window)
+            logits, features = self.graphs.forward(token_ids, positions, plan, rows, window)
         else:
             logits, features = self._run(token_ids, positions, rows, plan, window)
         return logits[:num_rows], features

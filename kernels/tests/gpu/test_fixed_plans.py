@@ -36,7 +36,8 @@ def fixed_plan(made: Pass, num_more: int) -> AttentionPlan:
     for name in ("positions", "prefix_lens", "more_slots", "context_lens", "block_tables"):  # of another forward pass
         getattr(inputs, name).fill_(3)
     inputs.block_tables.zero_()
-    inputs.read(torch.zeros(len(seen.positions), dtype=torch.int64), plan, torch.zeros(1, dtype=torch.int64))
+    token_ids, rows = torch.zeros_like(seen.positions), torch.zeros(1, dtype=torch.int64)
+    inputs.read(token_ids, seen.positions, plan, rows)
     return inputs.plan(shape, plan)
 
 

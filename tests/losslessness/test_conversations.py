@@ -179,6 +179,8 @@ def test_drafts_and_hits_are_those_of_a_cold_and_of_a_plain_engine(
         _, expected = turn_by_turn(plain, conversation, monkeypatch)
         assert num_cached[0] == expected[0]
         for earlier, hits, plain_hits in zip(conversation, num_cached[1:], expected[1:], strict=False):
+            if len(earlier.expected) == 1:
+                continue  # the request ended before it could draft: a draft model has seen nothing of it
             num_final = len(earlier.prompt) + len(earlier.expected) - 1
             # A draft model has not seen what its last draft added, nor a last token for which it did not draft.
             at_least = (num_final - 2 - NUM_DRAFT_TOKENS) // BLOCK_SIZE * BLOCK_SIZE

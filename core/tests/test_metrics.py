@@ -48,6 +48,7 @@ def test_counters() -> None:
         "mine:prompt_tokens": 14,
         "mine:generation_tokens": 12,
         "mine:num_preemptions": 2,
+        "mine:prefix_cache_queries": 0,
         "mine:prefix_cache_hits": 0,
         "mine:step_seconds": 6.0,
         "mine:time_to_first_token_seconds": 0.25,

@@ -142,6 +142,8 @@ def serve(
         options = options.with_keywords(model=served_model)
     if metrics_prefix is not None or "metrics_prefix" not in options.keywords:
         options = options.with_keywords(metrics_prefix=metrics_prefix or PREFIX)
+    if "kv_manager" not in options.keywords:
+        options = options.with_keywords(kv_manager="prefix")
     made = Settings(
         model_names=names or (str(options.keywords["model"]),),
         chat_template=None if template_file is None else _read_template(template_file),

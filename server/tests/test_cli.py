@@ -13,7 +13,8 @@ import pytest
 from click.testing import CliRunner
 from running_server import Running, wait_for
 
-from specdec_core import cli
+from specdec_core import ConfigError, cli
+from specdec_core.cli.options import ModelOptions
 from specdec_server import cli as server_cli
 from specdec_server.cli import serve as command
 from specdec_server.tool_parsers import PARSERS
@@ -54,6 +55,18 @@ def test_errors_of_the_engine_are_reported() -> None:
     assert status == 1
     assert "error: " in text
     assert "no-such-model" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kv_manager"),
+    [([], "prefix"), (["--engine", "kv_manager=paged"], "paged")],
+)
+def test_prefixes_are_cached_by_default(monkeypatch: pytest.MonkeyPatch, arguments: list[str], kv_manager: str) -> None:
+    def load(self: ModelOptions) -> None:
+        raise ConfigError(f"kv_manager is {self.keywords.get('kv_manager')!r}")
+
+    monkeypatch.setattr(ModelOptions, "load_async", load)
+    assert f"kv_manager is {kv_manager!r}" in run("tiny", "--port", "0", *arguments)[1]
 
 
 def test_the_access_log(serve: Callable[..., Running], caplog: pytest.LogCaptureFixture) -> None:

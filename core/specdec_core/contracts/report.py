@@ -22,7 +22,8 @@ class StepReport:
     verify_s: float = 0.0  # of target_s: of verification; on a GPU also of waiting for the forward pass
     other_s: float = 0.0  # of scheduling, of emitting tokens, and of compacting the KV cache
     num_preempted: int = 0
-    num_cached_tokens: int = 0  # of requests that were admitted: found in the prefix cache, hence not computed
+    num_queried_tokens: int = 0  # of requests that were admitted: looked up in the prefix cache
+    num_cached_tokens: int = 0  # of these, found, hence not computed
     accepted_per_request: Mapping[str, int] = field(factory=dict)  # of requests that had a live node
     output_per_request: Mapping[str, int] = field(factory=dict)  # output tokens, of requests that got some
     first_token_s: Sequence[float] = ()  # from arrival on, of requests that got their first tokens

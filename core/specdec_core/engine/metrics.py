@@ -130,6 +130,7 @@ class Totals:
     num_prompt_tokens: int = 0
     num_output_tokens: int = 0
     num_preempted: int = 0
+    num_queried_tokens: int = 0
     num_cached_tokens: int = 0
     draft_s: float = 0.0
     target_s: float = 0.0
@@ -147,6 +148,7 @@ class Totals:
         self.num_prompt_tokens += report.num_prefill_tokens
         self.num_output_tokens += report.num_output_tokens
         self.num_preempted += report.num_preempted
+        self.num_queried_tokens += report.num_queried_tokens
         self.num_cached_tokens += report.num_cached_tokens
         self.draft_s += report.draft_s
         self.target_s += report.target_s
@@ -268,6 +270,7 @@ class Metrics:
             Counter(f"{engine}prompt_tokens", totals.num_prompt_tokens),
             Counter(f"{engine}generation_tokens", totals.num_output_tokens),
             Counter(f"{engine}num_preemptions", totals.num_preempted),
+            Counter(f"{engine}prefix_cache_queries", totals.num_queried_tokens),
             Counter(f"{engine}prefix_cache_hits", totals.num_cached_tokens),
             Counter(f"{engine}step_seconds", totals.step_s),
             totals.first_token.histogram(f"{engine}time_to_first_token_seconds"),

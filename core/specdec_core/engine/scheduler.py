@@ -12,6 +12,7 @@ from itertools import count
 from numbers import Integral
 from typing import Protocol
 
+import numpy as np
 from attrs import define, field
 
 from specdec_core.config.fields import shown
@@ -37,7 +38,8 @@ class Schedule:
     preempted: list[Request] = field(factory=list)
     num_prefill_tokens: int = 0  # known tokens, without the roots of decoding requests
     num_decode_requests: int = 0  # requests whose only known token is the root
-    num_cached_tokens: int = 0  # of the requests that were admitted
+    num_queried_tokens: int = 0  # of the requests that were admitted: looked up in the prefix cache
+    num_cached_tokens: int = 0  # of these, found
 
     def add(self, request: Request, num_known: int) -> None:
         self.requests.append(request)
@@ -168,7 +170,8 @@ class Scheduler:
             if self._stuck is not None and request.id == self._stuck[0] and num_free <= self._stuck[1]:
                 break
             try:
-                request.num_cached_tokens = request.num_computed = self._cached(request)
+                token_ids = request.reusable_token_ids
+                request.num_cached_tokens = request.num_computed = self._cached(request, token_ids)
                 num_known = min(request.num_pending, left)
                 # All of its known tokens must fit, though only a chunk is computed now: else it would be preempted at
                 # once.
@@ -184,6 +187,7 @@ class Scheduler:
                     self._evict(request)
                 raise
             schedule.add(request, num_known)
+            schedule.num_queried_tokens += len(token_ids)
             schedule.num_cached_tokens += request.num_cached_tokens
             request.draft_turn = next(self._turns)
             left -= num_known
@@ -206,10 +210,9 @@ class Scheduler:
             for i in favored:
                 schedule.requests[i].draft_turn = next(self._turns)
 
-    def _cached(self, request: Request) -> int:
-        """Register a request with the KV manager and return how many of the request's tokens are in the prefix cache.
+    def _cached(self, request: Request, token_ids: np.ndarray) -> int:
+        """Register a request with the KV manager and return how many of these tokens of it are in the prefix cache.
         Raises PluginError if the number that the KV manager returns is impossible."""
-        token_ids = request.reusable_token_ids
         found = self._kv.admit(request.id, token_ids, request.cache_salt, self._drafting.groups_of(request))
         if not isinstance(found, Integral) or found % self._block_size or not 0 <= found <= max(0, len(token_ids) - 1):
             raise PluginError(

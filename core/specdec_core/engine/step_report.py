@@ -87,6 +87,7 @@ class StepTimer:
             verify_s=self.verify_s,
             other_s=self.other_s,
             num_preempted=len(schedule.preempted),
+            num_queried_tokens=schedule.num_queried_tokens,
             num_cached_tokens=schedule.num_cached_tokens,
             accepted_per_request=emitted.accepted,
             output_per_request=outputs,

@@ -89,6 +89,7 @@ def test_prompt_logprobs_are_computed_anew(folder: Path) -> None:
     cached, params = llm(folder), SamplingParams(temperature=0, max_tokens=4, prompt_logprobs=0)
     first, second = (cached.generate(prompt(1), params, use_tqdm=False)[0] for _ in range(2))
     assert second.num_cached_tokens == 0
+    assert {metric.name: metric.value for metric in cached.get_metrics()}["vllm:prefix_cache_queries"] == 0
     assert second.prompt_logprobs == first.prompt_logprobs
 
 
@@ -103,6 +104,7 @@ def test_preempted_requests_find_their_own(folder: Path) -> None:
     assert sum(report.num_preempted for report in reports) > 0
     assert sum(report.num_cached_tokens for report in reports) > 0
     metrics = {metric.name: metric.value for metric in cached.get_metrics()}
+    assert metrics["vllm:prefix_cache_queries"] == sum(report.num_queried_tokens for report in reports)
     assert metrics["vllm:prefix_cache_hits"] == sum(report.num_cached_tokens for report in reports)
 
 

@@ -59,6 +59,7 @@ class SimpleRequest:
     num_prompt_tokens: int = attrs.field()
     seed: int = 0
     num_cached_tokens: int = 0
+    prediction: np.ndarray = attrs.field(default=(), converter=_frozen_int64)  # int64 [n]
 
     @num_prompt_tokens.default
     def _all_but_the_root(self) -> int:

@@ -110,6 +110,15 @@ def use_prefix(weights: str) -> None:
     assert cached[0] == 0 < cached[1]
 
 
+def use_prediction(weights: str) -> None:
+    from specdec_core import LLM, SamplingParams
+
+    llm = LLM(weights, speculative_config={"method": "prediction"})
+    (first,) = llm.generate(PROMPT, SamplingParams(temperature=0, max_tokens=8), use_tqdm=False)
+    params = SamplingParams(temperature=0, max_tokens=8, prediction=first.outputs[0].token_ids)
+    assert llm.generate(PROMPT, params, use_tqdm=False)[0].speculation.num_accepted > 0
+
+
 def use_grammar(weights: str) -> None:
     from specdec_core import LLM, SamplingParams
 
@@ -200,6 +209,7 @@ USES: dict[tuple[str, ...], Callable[[str], None]] = {
     ),
     ("specdec-proposer-mtp",): random_head("mtp", {"num_nextn_predict_layers": 1}, MTP),
     ("specdec-proposer-ngram",): draft("ngram"),
+    ("specdec-proposer-prediction",): use_prediction,
     ("specdec-proposer-suffix",): draft("suffix"),
     ("specdec-server",): use_server,
     ("specdec-testing",): use_testing,

@@ -296,8 +296,13 @@ def check_text(text: str, what: str) -> None:
 
 
 def token_ids(name: str, value: Any) -> tuple[int, ...]:
-    """Convert token ids to a tuple without duplicates, in the order given. Raises ConfigError if a value is not an
-    integer >= 0. Whether the vocabulary has these tokens is checked later, by the engine.
+    """Like `token_list`, but without duplicates."""
+    return tuple(dict.fromkeys(token_list(name, value)))
+
+
+def token_list(name: str, value: Any) -> tuple[int, ...]:
+    """Convert token ids to a tuple. Raises ConfigError if a value is not an integer >= 0. Whether the vocabulary has
+    these tokens is checked later, by the engine.
 
     name: the option's name, for error messages.
     """
@@ -307,7 +312,7 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
         found = None
     if found is None or any(type(token_id) is not int or token_id < 0 for token_id in found):
         raise ConfigError(f"{name}={shown(value)} must be a list of token ids: integers from 0 on")
-    return tuple(dict.fromkeys(found))
+    return found
 
 
 def biases(name: str, value: Any) -> dict[int, float] | None:

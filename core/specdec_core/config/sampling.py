@@ -36,6 +36,7 @@ from specdec_core.config.fields import (
     refuse_unknown,
     strings,
     token_ids,
+    token_list,
     whole_number,
 )
 from specdec_core.config.speculative import MOST_DRAFT_TOKENS
@@ -209,7 +210,13 @@ class SamplingParams:
         allowed="a string, several, or None",
         converter=lambda value: None if value is None else strings("speculative_methods", value),
     )
-
+    prediction: str | Sequence[int] | None = option(
+        None,
+        "What the output is expected to resemble, such as the file that it edits. A method that reads it, such as "
+        "`prediction`, drafts from it. The output's distribution does not depend on it.",
+        allowed="a string, token ids, or None",
+        converter=lambda value: value if value is None or isinstance(value, str) else token_list("prediction", value),
+    )
     structured_outputs: StructuredOutputs | None = option(
         None,
         "What the output has to match, at every token. Needs a plugin such as specdec-grammar.",

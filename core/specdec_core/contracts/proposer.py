@@ -44,6 +44,10 @@ class RequestView(Protocol):
     def token_ids(self) -> np.ndarray:
         """int64 [num_tokens]   prompt and output so far, including the token to compute next. A view, not a copy."""
 
+    @property
+    def prediction(self) -> np.ndarray:
+        """int64 [n]   the output that the user expects (`SamplingParams.prediction`); empty if none was given."""
+
 
 class LevelBudget(Protocol):
     """Decides, while drafts grow, which requests get another level of draft tokens. Growers ask it before each
@@ -141,6 +145,7 @@ class Plan:
     lookahead: int = 0  # how many later tokens a slot of the kv_layout depends on (EAGLE: 1, the next token)
     weight_bytes: int = 0
     observes: bool = True  # False: `observe` is never called and no features are gathered
+    reads_prediction: bool = False  # it drafts only for requests with a `prediction`
     top_tokens: int = 0  # how many of the target's likeliest tokens to observe at each root and node
     output_rows: bool = False  # whether `BuildContext.output_rows` is used: rows of the target's LM head
     max_model_len: int | None = None  # no draft reaches beyond this many tokens of a request

@@ -27,7 +27,13 @@ from specdec_core.engine.logprobs import output_logprobs
 from specdec_core.engine.metrics import Load
 from specdec_core.engine.news import News
 from specdec_core.engine.request import Listener, Request
-from specdec_core.engine.request_checks import check_params, check_salt, make_constraints, parse_prompt
+from specdec_core.engine.request_checks import (
+    check_params,
+    check_salt,
+    make_constraints,
+    parse_prediction,
+    parse_prompt,
+)
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_report import Emitted, StepTimer
@@ -145,6 +151,10 @@ class Engine:
             params, self.num_speculative_tokens, methods, self.target.info, has_text=self._tokenizer is not None
         )
         self._verification.check(params)
+        plans = [drafter.plan for drafter in self._speculation.drafters]
+        prediction = parse_prediction(
+            params.prediction, self._tokenizer, self.target.info, is_read=any(plan.reads_prediction for plan in plans)
+        )
         constraints = make_constraints(
             params, self._tokenizer, self.target.eos_token_ids, self.target.info, self._grammars
         )
@@ -165,6 +175,7 @@ class Engine:
             is_streamed=is_streamed,
             is_lossless=self._verification.is_lossless(params),
             cache_salt=cache_salt,
+            prediction=prediction,
         )
         if listener is not None:
             self._news.listen(request_id, listener)

@@ -192,6 +192,8 @@ class Observer:
         """Whether the proposer may draft for a request, at once or after a late observation."""
         longest = self._plan.max_model_len
         is_short = longest is None or request.num_tokens < longest
+        if self._plan.reads_prediction and not len(request.prediction):
+            return False
         return is_short and request.may_draft and request.may_use(self._proposer.name) and not self.is_lost(request)
 
     def is_lost(self, request: Request) -> bool:

@@ -62,6 +62,7 @@ class Request:
         is_streamed: bool = False,
         is_lossless: bool = True,
         cache_salt: str = "",
+        prediction: np.ndarray | None = None,
     ) -> None:
         self.id = request_id
         self.params = params
@@ -75,6 +76,7 @@ class Request:
         self.prompt_logprobs: list[TokenLogprobs | None] | None = None if params.prompt_logprobs is None else [None]
         self.counts = DraftCounts()
         self.cache_salt = cache_salt
+        self.prediction = np.empty(0, dtype=np.int64) if prediction is None else prediction
         self.num_cached_tokens = self.num_computed = 0
         self.num_streamed = 0  # characters of its text that pieces have carried
         self.is_started = False  # the proposer knows of it

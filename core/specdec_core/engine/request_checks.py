@@ -41,10 +41,43 @@ def parse_prompt(prompt_token_ids: Sequence[int], target: TargetInfo) -> np.ndar
     return token_ids.astype(np.int64)
 
 
+def parse_prediction(
+    prediction: str | Sequence[int] | None, tokenizer: Any, target: TargetInfo, *, is_read: bool
+) -> np.ndarray | None:
+    """Check a prediction (`SamplingParams.prediction`) and return it as int64 [n]; None if there is none. Raises
+    ConfigError if no method of the engine reads it, or for token ids that are not in the vocabulary.
+
+    is_read: whether one of the engine's methods reads predictions.
+    """
+    if prediction is None:
+        return None
+    if not is_read:
+        raise ConfigError(
+            "prediction is given, and none of the engine's methods reads it: add one that does, as in "
+            'speculative_config={"method": ["prediction", "ngram"]}, or leave it out'
+        )
+    token_ids: Sequence[int]
+    if isinstance(prediction, str):
+        if tokenizer is None:
+            raise ConfigError("prediction is text, which needs a tokenizer: give token ids, or a tokenizer")
+        _check_text("prediction", prediction)
+        token_ids = tokenizer.encode(prediction, add_special_tokens=False)
+    else:
+        token_ids = prediction
+    found = np.array(token_ids, dtype=np.int64)
+    _check_ids("prediction with token ids", token_ids, target)
+    found.setflags(write=False)
+    return found
+
+
 def check_salt(cache_salt: str) -> None:
     """Raise ConfigError if the salt cannot be encoded as UTF-8."""
-    if any("\ud800" <= character <= "\udfff" for character in cache_salt):
-        raise ConfigError(f"cache_salt={shown(cache_salt)} has half of a character in it (a surrogate): leave it out")
+    _check_text("cache_salt", cache_salt)
+
+
+def _check_text(name: str, text: str) -> None:
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ConfigError(f"{name}={shown(text)} has half of a character in it (a surrogate): leave it out")
 
 
 def _are_whole(given: Sequence[int], array: np.ndarray) -> bool:

@@ -69,7 +69,7 @@ def ask(
 ) -> Proposal:
     """Call the proposer for requests with these token ids (`histories`), as if they had just been prefilled. Returns
     the recorded call of `propose`."""
-    requests = [SimpleRequest(f"history-{i}", tokens, seed=i) for i, tokens in enumerate(histories)]
+    requests = [SimpleRequest(f"history-{i}", tokens, seed=i, prediction=tokens) for i, tokens in enumerate(histories)]
     batch = batch_of(requests, max_draft_tokens, temperature=temperature)
     draft = one_step(situations.lone_proposer, batch, observes=situations.plan.observes)
     return Proposal.of(batch, draft, situations.context, set())

@@ -111,6 +111,10 @@ class View:
     def token_ids(self) -> np.ndarray:
         return self.request.token_ids
 
+    @property
+    def prediction(self) -> np.ndarray:
+        return self.request.prediction
+
 
 class LentAttention:
     """Forwards the proposer's calls to the engine's `LayerAttention`, with the engine's request objects in place of the

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 from specdec_core.api.llm import LLM
 from specdec_core.engine.request import Piece, Request
@@ -98,7 +98,13 @@ def run_engine(
         if request.finish_reason is not None:
             ended[request.id] = request.output_token_ids
 
-    ids = [engine.add_request(ask.prompt, ask.params, keep) for ask in asked]
+    reads_prediction = any(drafter.plan.reads_prediction for drafter in engine._speculation.drafters)
+    ids = [
+        engine.add_request(
+            ask.prompt, evolve(ask.params, prediction=ask.prompt) if reads_prediction else ask.params, keep
+        )
+        for ask in asked
+    ]
     num_steps = 0
     while engine.has_unfinished:
         for index, after in (cancel_after or {}).items():

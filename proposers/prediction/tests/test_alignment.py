@@ -1,0 +1,88 @@
+"""Where an output is in its prediction."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, strategies as st
+
+from specdec_proposer_prediction.alignment import IN_STEP, Alignment
+
+PREDICTION = np.arange(100, 140)
+
+
+def after(*output: int) -> list[tuple[int, int]]:
+    alignment = Alignment(PREDICTION)
+    alignment.follow(output)
+    return alignment.places()
+
+
+def test_it_begins_at_the_beginning() -> None:
+    assert after() == [(0, IN_STEP)]
+
+
+def test_an_output_that_agrees_has_one_place() -> None:
+    assert after(100, 101, 102, 103) == [(4, IN_STEP + 4)]
+
+
+def test_a_replaced_token() -> None:
+    """7 stands for 102, or was inserted before it."""
+    assert after(100, 101, 7) == [(3, 0), (2, 0)]
+    assert after(100, 101, 7, 103) == [(4, 1), (2, 0)], "the next token says that it was replaced"
+    assert after(100, 101, 7, 103, 104, 105) == [(6, 3)]
+
+
+def test_inserted_tokens() -> None:
+    assert after(100, 101, 7, 8, 9)[-1] == (2, 0)
+    places = after(100, 101, 7, 8, 9, 102, 103)
+    assert places[0] == (4, 2)
+    assert after(100, 101, 7, 8, 9, 102, 103, 104) == [(5, 3)]
+
+
+def test_deleted_tokens() -> None:
+    assert after(100, 101, 120)[:2] == [(3, 0), (21, 1)]
+    assert after(100, 101, 120, 121)[0] == (22, 2)
+    assert after(100, 101, 120, 121, 122) == [(23, 3)]
+
+
+def test_it_goes_back_where_text_is_moved() -> None:
+    assert after(*range(120, 130), *range(100, 105)) == [(5, 5)]
+
+
+def test_the_end() -> None:
+    assert after(*PREDICTION.tolist()) == [(40, IN_STEP + 40)]
+    assert all(place < 40 for place, _ in after(*PREDICTION.tolist(), 7))
+
+
+def test_an_empty_prediction_has_no_guesses() -> None:
+    alignment = Alignment(np.empty(0, dtype=np.int64))
+    alignment.follow([1, 2])
+    assert alignment.places() == []
+
+
+TOKENS = st.lists(st.integers(0, 5), max_size=30)
+
+
+@given(TOKENS, TOKENS)
+def test_runs_are_true(prediction: list[int], output: list[int]) -> None:
+    """Where a place has a run, so many of the newest output tokens are what the prediction has before the place. The
+    beginning counts as a run of IN_STEP."""
+    alignment = Alignment(np.array(prediction, dtype=np.int64))
+    alignment.follow(output)
+    places = alignment.places()
+    assert len({place for place, _ in places}) == len(places)
+    for place, run in places:
+        number = min(run, place)
+        assert 0 <= place <= len(prediction)
+        assert prediction[place - number : place] == output[len(output) - number :]
+        assert run <= place or run == place + IN_STEP == len(output) + IN_STEP
+
+
+@given(TOKENS, st.integers(0, 2**31))
+def test_following_at_once_or_token_by_token_is_the_same(output: list[int], seed: int) -> None:
+    prediction = np.random.default_rng(seed).integers(0, 6, 25)
+    at_once, one_by_one = Alignment(prediction), Alignment(prediction)
+    at_once.follow(output)
+    for token in output:
+        one_by_one.follow([token])
+        one_by_one.places()
+    assert at_once.places() == one_by_one.places()

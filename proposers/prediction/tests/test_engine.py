@@ -99,5 +99,5 @@ def test_text_is_tokenized() -> None:
         (found,) = llm.generate("def mean(values):\n", SamplingParams(**sampling, prediction=text), use_tqdm=False)
         assert found.outputs[0].text == text
         assert found.speculation.num_accepted > 12
-        with pytest.raises(ConfigError, match="prediction=.* has half of a character"):
+        with pytest.raises(ConfigError, match=r"prediction=.* has half of a character"):
             llm.generate("x", SamplingParams(prediction="\ud800"))

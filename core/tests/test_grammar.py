@@ -29,7 +29,7 @@ PARAMS = SamplingParams(temperature=1, structured_outputs=StructuredOutputs(rege
 
 
 def request_of(make: Callable[[], Any], output: Sequence[int] = (), params: SamplingParams = PARAMS) -> Any:
-    constraints = Constraints.of(params, [], frozenset(), GrammarState(make))
+    constraints = Constraints.of(params, [], frozenset(), GrammarState(make, vocab_size=8))
     return SimpleNamespace(
         constraints=constraints, token_ids=np.array([1] * PROMPT + list(output)), num_prompt_tokens=PROMPT
     )

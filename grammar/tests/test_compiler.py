@@ -92,7 +92,7 @@ def test_masks_do_not_depend_on_the_way(data: st.DataObject) -> None:
             ]
         )
     )
-    state = GrammarState(lambda: COMPILER.compile(wanted))
+    state = GrammarState(lambda: COMPILER.compile(wanted), VOCAB_SIZE)
     output: list[int] = []
     for _ in range(data.draw(st.integers(1, 4))):
         paths: list[list[int]] = [[]]

@@ -21,6 +21,7 @@ from specdec_core.engine.build import build
 from specdec_core.engine.design import Speculating
 from specdec_core.engine.detokenizer import OutputText
 from specdec_core.engine.device import failure_of, use_device
+from specdec_core.engine.forced import forced_tokens
 from specdec_core.engine.grammars import Grammars
 from specdec_core.engine.interrupts import then
 from specdec_core.engine.logprobs import output_logprobs
@@ -278,6 +279,8 @@ class Engine:
             if tokens and not is_chunk:
                 eos_token_ids = self.target.eos_token_ids
                 pieces = request.append(tokens, len(tokens) - 1, eos_token_ids, logprobs.get(request.id, ()))
+                if request.finish_reason is None:
+                    pieces += request.append(forced_tokens(request), 0, eos_token_ids)
                 emitted.add(request, pieces, num_draft_tokens)
                 self._news.add(request, pieces)
             elif not tokens:

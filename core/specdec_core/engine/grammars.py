@@ -29,7 +29,7 @@ class Grammars:
     def start(self, wanted: StructuredOutputs) -> GrammarState:
         """Return a grammar's state before the first token. Raises ConfigError if the grammar is wrong, no plugin can
         compile it, or the engine lacks a tokenizer or the target an end-of-sequence token."""
-        return GrammarState(partial(self._compile, wanted))
+        return GrammarState(partial(self._compile, wanted), self._vocab_size)
 
     def _compile(self, wanted: StructuredOutputs) -> GrammarMatcher:
         name, compiler = self._built = self._built or self._build()

@@ -123,6 +123,10 @@ class Request:
         return tokens
 
     @property
+    def num_output_tokens(self) -> int:
+        return self.num_tokens - self.num_prompt_tokens
+
+    @property
     def cumulative_logprob(self) -> float | None:
         """The sum of the output tokens' logprobs; None unless the sampling parameters ask for logprobs."""
         if self.logprobs is None:

@@ -84,6 +84,6 @@ class PredictionProposer(Proposer):
         places = followed.alignment.places()[: min(self._max_branches, most)]
         for index, (place, run) in enumerate(places):
             share = left if index == len(places) - 1 else -(-left // 2)
-            tree.add(request.prediction[place : place + share].tolist(), run, is_first=index == 0)
+            tree.add(followed.alignment.expected(place, share), run, is_first=index == 0)
             left = most - len(tree.token_ids)
         return tree

@@ -43,6 +43,23 @@ LATENT = {  # keys and values of different widths
     "v_head_dim": 12,
     "num_key_value_heads": 4,
 }
+GATED_DELTA_NET = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+}
+SHORT_CONVOLUTION = {"layer_types": ["conv", "full_attention", "conv"], "conv_L_cache": 3}
+MAMBA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "shared_intermediate_size": 96,
+    "mamba_n_heads": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 8,
+    "attention_multiplier": 0.3,
+}
 
 FAMILIES: dict[str, dict[str, Any]] = {
     "afmoe": HEADS
@@ -88,7 +105,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.3,
     },
     "granitemoe": EXPERTS,
+    "granitemoehybrid": EXPERTS | MAMBA,
     "hunyuan_v1_dense": HEADS,
+    "lfm2": SHORT_CONVOLUTION,
+    "lfm2_moe": EXPERTS | SHORT_CONVOLUTION | {"num_dense_layers": 1},
     "llama": HEADS,
     "llama4_text": HEADS
     | EXPERTS
@@ -127,7 +147,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": WINDOW | {"use_sliding_window": True, "max_window_layers": 1},
     "qwen2_moe": EXPERTS,
     "qwen3": HEADS,
+    "qwen3_5_moe_text": HEADS | EXPERTS | GATED_DELTA_NET,
+    "qwen3_5_text": HEADS | GATED_DELTA_NET,
     "qwen3_moe": HEADS | EXPERTS,
+    "qwen3_next": HEADS | EXPERTS | GATED_DELTA_NET,
     "seed_oss": HEADS,
     "smollm3": {},
     "stablelm": {},
@@ -151,8 +174,11 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a mask of its own making": ("doge", {}, "mask of its own making"),
     "two attentions in each layer": ("diffllama", HEADS, "several times"),
     "layers that run several times": ("hrm_text", HEADS, "several times"),
-    "linear attention": ("qwen3_next", HEADS | EXPERTS | {"head_dim": 16}, "linear_attention"),
-    "convolutions": ("lfm2", {"layer_types": ["conv", "full_attention", "conv"]}, "conv"),
+    "linear attention": ("olmo_hybrid", GATED_DELTA_NET, "linear_attention"),
+    "states and attention in each layer": ("falcon_h1", {}, "hybrid"),
+    "states in a family without a row": ("bamba", {"attn_layer_indices": [1]}, "linear_attention"),
+    "layers of a single kind": ("nemotron_h", {"layer_types": ["mamba", "full_attention", "mlp"]}, "nemotron_h"),
+    "recurrent layers alone": ("lfm2", {"layer_types": ["conv"] * 3}, "one must attend"),
     "sparse attention": ("deepseek_v32", EXPERTS | SPARSE, "indexed_attention"),
     "chunks": ("llama4_text", FAMILIES["llama4_text"] | {"attention_chunk_size": 120}, "max_model_len=120 or less"),
     "temperatures": ("llama4_text", FAMILIES["llama4_text"] | {"floor_scale": 100}, "max_model_len=99 or less"),

@@ -45,7 +45,7 @@ def test_the_outline_is_that_of_the_loaded_model(
     assert found.weight_bytes == pytest.approx(loaded_bytes(folder, dtype), rel=1e-4)
     assert not unknown or name == "llama4_text"  # whose masks depend on padding
     # The outline runs in bfloat16, where norms and routers copy to float32; in float32, this counts too much.
-    really = activation_bytes(backbone_of(target._model, target._attention_modules), target._attention_modules)
+    really = activation_bytes(backbone_of(target._model, target._layer_modules), target._layer_modules)
     assert 0.9 * really <= found.activation_bytes <= 2 * really
 
 

@@ -97,6 +97,7 @@ def _memory_lines(memory: MemoryPlan) -> list[tuple[str, str]]:
         ("target weights", _size(memory.target_weight_bytes)),
         ("draft weights", _size(memory.draft_weight_bytes)),
         ("largest step", f"about {_size(step.num_bytes)}: {step.num_tokens} tokens, {step.num_rows} rows of logits"),
+        *([("states", f"{_size(memory.state_bytes)}, of recurrent layers")] if memory.state_bytes else []),
         ("left for KV", _size(memory.kv_budget_bytes)),
         ("KV", per_token),
         ("scratch", scratch if memory.scratch_slots else "none"),

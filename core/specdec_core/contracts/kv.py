@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from attrs import frozen
@@ -31,6 +32,35 @@ class KVLayout:
     @property
     def bytes_per_token(self) -> int:
         return self.num_layers * self.num_kv_heads * (self.key_dim + self.value_dim) * self.dtype.itemsize
+
+
+@frozen
+class StateTensor:
+    """One state of a recurrent layer. shape: for one request."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+
+@frozen
+class StateLayout:
+    """The states that a request has in recurrent layers, whatever its length. layers: the states of each layer."""
+
+    layers: tuple[tuple[StateTensor, ...], ...]
+
+    @property
+    def bytes_per_request(self) -> int:
+        return sum(tensor.num_bytes for layer in self.layers for tensor in layer)
+
+    @property
+    def most_layer_bytes(self) -> int:
+        """The bytes that a request has in the layer with the largest states."""
+        return max(sum(tensor.num_bytes for tensor in layer) for layer in self.layers)
 
 
 @frozen(eq=False)

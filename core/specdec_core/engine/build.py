@@ -25,13 +25,16 @@ from specdec_core.engine.loss_watch import LossWatch
 from specdec_core.engine.measuring import measure_steps
 from specdec_core.engine.named_proposer import NamedProposer
 from specdec_core.engine.plugin_errors import building
+from specdec_core.engine.recurrent import RequestStates
 from specdec_core.engine.runner import Runner
 from specdec_core.engine.scheduler import Scheduler
 from specdec_core.engine.speculation import Speculation
+from specdec_core.engine.stateful_kv import StatefulKVManager
 from specdec_core.engine.step_memory import STORED_BYTES
 from specdec_core.engine.verification import Verification
 from specdec_core.engine.warm_up import warm_up
 from specdec_core.errors import PluginError
+from specdec_core.kv.states import StateStore
 from specdec_core.models import Model
 from specdec_core.models.attention import PagedAttention
 from specdec_core.models.load import ModelSource, find_device
@@ -89,10 +92,15 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
         groups = [kv.add_group(layout) for layout in target.kv_groups.layouts]
     places = [(groups[kind], layer) for kind, layer in target.kv_groups.places]
     attention = PagedAttention(kv, places, design.ops, Padding.of(device))
-    target.attach(attention, design.ops, design.plan)
+    layout, states = target.kv_groups.states, None
+    store = None if layout is None else StateStore(layout, config.max_num_seqs, device)
+    target.attach(attention, design.ops, design.plan, store)
+    if target.recurrent is not None:
+        states = RequestStates(target.recurrent, device)
+        kv = StatefulKVManager(kv, states)
     warm_up(target, design.memory.num_blocks, config.block_size)
     token_texts, verification = TokenTexts(tokenizer), Verification(plugins, design.speculative, design.ops)
-    runner = Runner(target, kv, token_texts)
+    runner = Runner(target, kv, token_texts, states)
     curve = _cost_curve(design, runner, verification, kv)
     drafters = []
     for method in design.methods:

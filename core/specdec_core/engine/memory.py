@@ -30,6 +30,7 @@ class MemoryPlan:
     """How an engine will use the device's memory, in bytes.
 
     free_bytes: the device's free memory before the weights (`target_weight_bytes` and `draft_weight_bytes`) are loaded.
+    state_bytes: of the recurrent layers' states, for max_num_seqs requests.
     kv_budget_bytes: the most memory that the KV cache may use after the weights are loaded.
     step: the largest step, for which a GPU must have room beside the KV cache.
     scratch_slots: the number of KV-cache slots per request that a proposer may overwrite while it drafts. The first is
@@ -40,6 +41,7 @@ class MemoryPlan:
     free_bytes: int
     target_weight_bytes: int
     draft_weight_bytes: int
+    state_bytes: int
     kv_budget_bytes: int
     step: StepMemory
     bytes_per_block: int  # in all groups
@@ -97,7 +99,9 @@ def plan_memory(
     """
     max_model_len, device = target.info.max_model_len, target.info.device
     free_bytes, total_bytes = free_memory(device)
-    left_bytes = free_bytes - target.weight_bytes - plan.weight_bytes
+    states = target.kv_groups.states
+    state_bytes = 0 if states is None else config.max_num_seqs * states.bytes_per_request
+    left_bytes = free_bytes - target.weight_bytes - plan.weight_bytes - state_bytes
     step = StepMemory.of(target, config, num_speculative_tokens, len(plan.taps))
     kv_budget_bytes = _kv_budget(config.gpu_memory_utilization, left_bytes, total_bytes, step, device)
     # Nodes use slots of the request's later tokens; scratch may reach beyond the last of them.
@@ -107,6 +111,7 @@ def plan_memory(
         free_bytes=free_bytes,
         target_weight_bytes=target.weight_bytes,
         draft_weight_bytes=plan.weight_bytes,
+        state_bytes=state_bytes,
         kv_budget_bytes=kv_budget_bytes,
         step=step,
         bytes_per_block=bytes_per_block,
@@ -123,17 +128,19 @@ def plan_memory(
 
 
 def _check(memory: MemoryPlan, left_bytes: int, num_speculative_tokens: int, device: torch.device) -> None:
-    """Raise CapacityError if the plan does not fit. left_bytes: free memory after the weights are loaded."""
+    """Raise CapacityError if the plan does not fit. left_bytes: free memory after the weights are loaded and the states
+    of recurrent layers are allocated."""
     if left_bytes < 0:
-        weights = " and ".join(
-            f"{size} bytes of {whose} weights"
-            for whose, size in (("target", memory.target_weight_bytes), ("draft", memory.draft_weight_bytes))
-            if size
+        parts = (
+            ("target weights", memory.target_weight_bytes),
+            ("draft weights", memory.draft_weight_bytes),
+            (f"recurrent states for max_num_seqs={memory.max_num_seqs} requests", memory.state_bytes),
         )
         raise CapacityError(
-            f"{weights} do not fit into the {memory.free_bytes} bytes of free memory: use "
-            f"{'a smaller draft or none, ' if memory.draft_weight_bytes else ''}a smaller model or "
-            f"another dtype, or free some"
+            f"{' and '.join(f'{size} bytes of {what}' for what, size in parts if size)} do not fit into the "
+            f"{memory.free_bytes} bytes of free memory: use "
+            f"{'a smaller draft or none, ' if memory.draft_weight_bytes else ''}"
+            f"{'a lower max_num_seqs, ' if memory.state_bytes else ''}a smaller model or another dtype, or free some"
         )
     step = memory.step
     if device.type == "cuda" and step.num_bytes > left_bytes:

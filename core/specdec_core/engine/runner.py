@@ -10,6 +10,7 @@ from attrs import frozen
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.kv import KVManager
 from specdec_core.engine.logprobs import TokenTexts, add_prompt_logprobs, prompt_parts, rows_of
+from specdec_core.engine.recurrent import RequestStates
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import StepBatch
 from specdec_core.models import Model
@@ -28,10 +29,15 @@ class Computed:
 
 
 class Runner:
-    """Builds the input tensors of a step and runs the target. Nothing else in the engine calls the target."""
+    """Builds the input tensors of a step and runs the target. Nothing else in the engine calls the target.
 
-    def __init__(self, target: Model, kv: KVManager, token_texts: TokenTexts) -> None:
-        self._target, self._kv, self._token_texts = target, kv, token_texts
+    states: of the target's recurrent layers. None: it has none.
+    """
+
+    def __init__(
+        self, target: Model, kv: KVManager, token_texts: TokenTexts, states: RequestStates | None = None
+    ) -> None:
+        self._target, self._kv, self._token_texts, self._states = target, kv, token_texts, states
 
     @property
     def device(self) -> torch.device:
@@ -49,7 +55,10 @@ class Runner:
         metadata = self._kv.metadata(schedule.request_ids, batch.starts, batch.lengths)
         parts = prompt_parts(schedule, batch) if schedule.num_prefill_tokens else []
         rows = torch.cat([batch.rows, rows_of(parts, batch.rows.device)]) if parts else batch.rows
-        logits, features = self._target.forward(batch.token_ids, batch.positions, metadata, batch.visibility, rows)
+        states = None if self._states is None else self._states.plan(schedule, batch, draft)
+        logits, features = self._target.forward(
+            batch.token_ids, batch.positions, metadata, batch.visibility, rows, states=states
+        )
         if parts:
             logits, of_prompts = logits[: len(batch.rows)], logits[len(batch.rows) :]
             add_prompt_logprobs(parts, of_prompts, self._token_texts)

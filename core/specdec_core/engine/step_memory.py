@@ -16,6 +16,9 @@ COPIES = 10
 MOST_LOGITS = 2**25
 """Logits that are processed and verified at once: 256 rows of a vocabulary of 131,072. Larger steps are verified in
 parts, so that they take no more memory."""
+STATE_COPIES = 3
+"""Copies of a recurrent layer's states that there are at once for each root and draft token: its parent's, its own, and
+one while it is computed."""
 STORED_BYTES = 128 * 2**20
 """Of hidden states that a proposer has not seen yet; more if a step's tokens have more."""
 NUM_KINDS = 2
@@ -44,10 +47,14 @@ class StepMemory:
         observed = max(num_tokens * num_taps * hidden_bytes, STORED_BYTES) if num_taps else 0
         logits = (num_rows * info.dtype.itemsize + num_processed * 4 * COPIES) * info.vocab_size
         graph_bytes = 0
-        if info.device.type == "cuda" and not config.enforce_eager:
+        has_graphs = info.device.type == "cuda" and not config.enforce_eager and target.kv_groups.states is None
+        if has_graphs:
             of_logits = sum(NUM_TOKENS) * info.vocab_size * info.dtype.itemsize
             graph_bytes = NUM_KINDS * (of_logits + NUM_TOKENS[-1] * per_token)
         num_bytes = num_tokens * per_token + observed + logits + graph_bytes
+        if (states := target.kv_groups.states) is not None:
+            kept = (num_rows - config.max_num_seqs) * len(states.layers) * hidden_bytes  # inputs at draft tokens
+            num_bytes += max(0, kept) + num_rows * STATE_COPIES * states.most_layer_bytes
         return cls(num_tokens, num_rows, num_bytes, graph_bytes)
 
 

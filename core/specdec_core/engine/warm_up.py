@@ -7,6 +7,7 @@ import torch
 
 from specdec_core.contracts.kv import KVMetadata, Visibility
 from specdec_core.models import Model
+from specdec_core.models.recurrent import Chunk, Level, StatePlan
 from specdec_core.ops.upload import upload
 
 PROMPT = 64
@@ -34,5 +35,13 @@ def _run(target: Model, num_tokens: int, block_size: int) -> None:
         slot_mapping=positions[:num_tokens],
         block_size=block_size,
     )
-    last = upload([num_tokens - 1], device)
-    target.forward(torch.zeros_like(positions), positions, metadata, Visibility(positions, positions + 1), last)
+    last, token_ids, seen = (
+        upload([num_tokens - 1], device),
+        torch.zeros_like(positions),
+        Visibility(positions, positions + 1),
+    )
+    states = None
+    if target.recurrent is not None:  # in the first slot, which no request holds yet, and which is cleared for one
+        one = Level(upload([0], device), upload([0], device), 1)
+        states = StatePlan((), one) if num_tokens == 1 else StatePlan((Chunk(0, num_tokens, 0),), None)
+    target.forward(token_ids, positions, metadata, seen, last, states=states)

@@ -54,12 +54,13 @@ class CountingBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._live_bytes -= num_bytes
 
 
-def activation_bytes(backbone: nn.Module, attention_modules: Sequence[nn.Module]) -> int:
+def activation_bytes(backbone: nn.Module, sited: Sequence[nn.Module]) -> int:
     """Return the bytes per token that a forward pass of `backbone` (the model without its LM head) has at once, beside
-    what attention itself takes. The model may be on the meta device."""
+    what attention itself takes. The model may be on the meta device. sited: its attention modules and recurrent
+    layers."""
     positions = torch.arange(NUM_TOKENS, device=next(backbone.parameters()).device).unsqueeze(0)
     counting = CountingBytes()
-    with attention_sites(attention_modules, ProbeSite([], [])), counting:
+    with attention_sites(sited, ProbeSite()), counting:
         backbone(torch.zeros_like(positions), position_ids=positions, use_cache=False)
     return -(-counting.most_bytes // NUM_TOKENS)
 

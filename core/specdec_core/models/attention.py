@@ -7,21 +7,20 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from attrs import define, evolve, frozen
+from attrs import define, evolve, field, frozen
 from torch import nn
 from transformers.modeling_utils import AttentionInterface
 
-from specdec_core.contracts.kv import KVManager, KVMetadata, Visibility
+from specdec_core.contracts.kv import KVManager, KVMetadata, StateTensor, Visibility
 from specdec_core.contracts.proposer import RequestView
 from specdec_core.errors import CompatibilityError, SpecdecError
 from specdec_core.models.families import ATTENTION_KEYWORDS, HARMLESS_TENSORS
+from specdec_core.models.mixers import SITE, Run, StateProbe
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.padding import Padding, padded_to, round_up
 
 IMPLEMENTATION = "specdec"
 """The name of `attention` among transformers' attention functions: pass it as `attn_implementation`."""
-
-_SITE = "specdec_site"
 
 
 def attention(
@@ -45,7 +44,7 @@ def attention(
 
     Returns the result [1, num_tokens, num_heads, value_dim], and None in place of the attention weights.
     """
-    site = getattr(module, _SITE, None)
+    site = getattr(module, SITE, None)
     if site is None:
         raise CompatibilityError(
             f"{type(module).__name__} was not prepared for the paged cache: load the model through specdec's Target"
@@ -62,8 +61,8 @@ class PagedAttention:
     """Attention of one model, target or draft, over the KV cache of its layers. Implements the protocol
     `LayerAttention`.
 
-    places: for each layer, the index of its KV group and the layer's index in that group. All layers of a draft
-        model are in one group.
+    places: for each layer that attends, the index of its KV group and the layer's index in that group. All layers of
+        a draft model are in one group.
     ops: {name of an operation: operation}, with at least `paged_attention` and `store_kv`.
     """
 
@@ -101,9 +100,9 @@ class PagedAttention:
 
     def bind(self, modules: Sequence[nn.Module]) -> None:
         """Give each attention module from transformers a `CacheSite`, through which `attention` finds the KV cache of
-        the module's layer. modules: one for each layer, in order."""
+        the module's layer. modules: one for each layer that attends, in order."""
         for layer, module in enumerate(modules):
-            setattr(module, _SITE, CacheSite(self, layer))
+            setattr(module, SITE, CacheSite(self, layer))
 
     def fill(self, requests: Sequence[RequestView], num_tokens: Sequence[int]) -> None:
         (group,) = {group for group, _ in self._places}
@@ -231,11 +230,15 @@ class CacheSite:
 
 @define(eq=False)
 class ProbeSite:
-    """Takes the place of `CacheSite` in all attention modules while `probe` runs the model. For each call of attention
-    it records the module and the shapes of its keys and values, and returns zeros."""
+    """Takes the place of `CacheSite` in all attention modules, and of `StateSite` in recurrent layers, while `probe`
+    runs the model. For each call of attention it records the module and the shapes of its keys and values, and returns
+    zeros. For each recurrent layer it records the module and its states."""
 
-    modules: list[nn.Module]
-    shapes: list[tuple[int, int, int]]  # num_kv_heads, key_dim, value_dim
+    modules: list[nn.Module] = field(factory=list)
+    shapes: list[tuple[int, int, int]] = field(factory=list)  # num_kv_heads, key_dim, value_dim
+    mixers: list[nn.Module] = field(factory=list)
+    states: list[tuple[StateTensor, ...]] = field(factory=list)  # of each mixer
+    layers: list[nn.Module] = field(factory=list)  # modules and mixers, in the order of their calls
 
     def attend(
         self,
@@ -253,34 +256,44 @@ class ProbeSite:
                     f"account: the output would be wrong. Models with this feature are not supported"
                 )
         self.modules.append(module)
+        self.layers.append(module)
         self.shapes.append((key.shape[1], key.shape[2], value.shape[2]))
         return query.new_zeros(*query.shape[:2], value.shape[2])
+
+    def mix(self, module: nn.Module, hidden: torch.Tensor, run: Run) -> torch.Tensor:
+        probed = StateProbe()
+        mixed = run(hidden, probed)
+        self.mixers.append(module)
+        self.layers.append(module)
+        self.states.append(tuple(probed.found))
+        return mixed
 
 
 @contextmanager
 def attention_sites(modules: Sequence[nn.Module], site: Any) -> Iterator[None]:
-    """A context in which attention modules use `site`, which has the method `attend` of `CacheSite`."""
+    """A context in which attention modules use `site`, which has the method `attend` of `CacheSite`. If there are
+    recurrent layers among the modules, it also has the method `mix` of `StateSite`."""
     for module in modules:
-        setattr(module, _SITE, site)
+        setattr(module, SITE, site)
     try:
         yield
     finally:
         for module in modules:
-            delattr(module, _SITE)
+            delattr(module, SITE)
 
 
 def probe(model: nn.Module) -> ProbeSite:
-    """Find a model's attention modules by running the model on two tokens. Returns a `ProbeSite` with the modules that
-    called `attention`, in the order of the calls, and the shapes of their keys and values.
+    """Find a model's attention modules and recurrent layers by running the model on two tokens. Returns a `ProbeSite`
+    with the modules that called `attention`, in the order of the calls, and the shapes of their keys and values.
 
     Raises CompatibilityError if a module called `attention` more than once, or gave it tensors that specdec's attention
     does not use.
     """
-    site = ProbeSite([], [])
+    site = ProbeSite()
     positions = torch.arange(2, device=next(model.parameters()).device).unsqueeze(0)
     with attention_sites([module for module in model.modules() if hasattr(module, "layer_idx")], site):
         model(torch.zeros_like(positions), position_ids=positions, use_cache=False)
-    if len(set(site.modules)) < len(site.modules):
+    if len(set(site.layers)) < len(site.layers):
         raise CompatibilityError(
             f"{type(model).__name__} calls a layer's attention several times in one forward pass, as recurrent and "
             f"differential families do: only one cache per layer is supported. Use a model of another family"

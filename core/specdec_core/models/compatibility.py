@@ -1,10 +1,10 @@
 """Two trial forward passes when a model is loaded, which detect models whose output would be wrong on the paged KV
 cache.
 
-In both forward passes, attention is replaced by a function in which no token attends to another. Each token's logits
-must then depend on that token and its position only. The second forward pass contains the tokens of the first, in
-another order, and further tokens between them. If a token's logits differ between the two forward passes, another part
-of the model mixes tokens.
+In both forward passes, attention is replaced by a function in which no token attends to another, and recurrent layers
+compute each token by itself. Each token's logits must then depend on that token and its position only. The second
+forward pass contains the tokens of the first, in another order, and further tokens between them. If a token's logits
+differ between the two forward passes, another part of the model mixes tokens.
 
 In the first forward pass, each call of attention is also checked. Its attention mask must be causal, and the attention
 function that transformers has for the model's family must give the same result as the engine's.
@@ -27,8 +27,9 @@ from transformers.modeling_utils import AttentionInterface
 
 from specdec_core.contracts.kv import KVMetadata, Visibility
 from specdec_core.errors import CompatibilityError, SpecdecError
-from specdec_core.models.attention import IMPLEMENTATION
+from specdec_core.models.attention import IMPLEMENTATION, attention_sites
 from specdec_core.models.families import ATTENTION_KEYWORDS, WINDOW
+from specdec_core.models.mixers import TokenByToken
 from specdec_core.ops.attention import paged_attention
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.padding import Padding
@@ -258,8 +259,8 @@ def refusing_failures(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _trial(model: Any, checks: StockChecks | None) -> Iterator[None]:
-    """A context in which the model's attention function is `trial_attention`. On exit, the engine's attention function
-    is set.
+    """A context in which the model's attention function is `trial_attention`, and recurrent layers keep no state. On
+    exit, the engine's attention function is set.
 
     checks: the object that checks each call of attention. None: the calls are not checked.
     """
@@ -271,7 +272,8 @@ def _trial(model: Any, checks: StockChecks | None) -> Iterator[None]:
         )
     token = _CHECKS.set(checks)
     try:
-        yield
+        with attention_sites([module for module in model.modules() if hasattr(module, "layer_idx")], TokenByToken()):
+            yield
     finally:
         _CHECKS.reset(token)
         model.set_attn_implementation(IMPLEMENTATION)

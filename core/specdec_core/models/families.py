@@ -1,7 +1,7 @@
 """All facts about particular families of models (such as Gemma or Llama) that the code depends on, for example names of
 their options. Each fact is a line here, and a model in tests/losslessness/families.py tests it.
 
-These modules read the facts: `model` and `load` (refusals), `rope` (positions), `attention`, `compatibility`,
+These modules read the facts: `model` and `load` (refusals), `rope` (positions), `attention`, `mixers`, `compatibility`,
 `decoder_trial` and `fused_ops` (calls of the family's functions) and `embedding_and_head` (softcap of logits). No other
 code depends on a family's name. All other differences, such as a scale of embeddings, are found by running the model
 (`attention.probe`, `compatibility.try_out`, `embedding_and_head.record_embedding_and_head`,
@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+
+from attrs import frozen
 
 from specdec_core.errors import CompatibilityError
 
@@ -45,14 +47,46 @@ LOGIT_CAP = "final_logit_softcapping"
 """The option with the cap of the logits, cap * tanh(logits / cap), of families that have one (Gemma 2)."""
 
 
+@frozen
+class Recurrent:
+    """The recurrent layers of a family, which keep a state for each request instead of keys and values.
+
+    layer_type: their type, in the configuration's `layer_types`.
+    mixer: the attribute of a decoder layer with the module that keeps the state.
+    cache: the argument of that module's `forward` that takes transformers' cache.
+    """
+
+    layer_type: str
+    mixer: str
+    cache: str
+
+
+_GATED_DELTA_NET = Recurrent("linear_attention", "linear_attn", "cache_params")
+_SHORT_CONVOLUTION = Recurrent("conv", "conv", "past_key_values")
+
+RECURRENT: Mapping[str, Recurrent] = {
+    "qwen3_next": _GATED_DELTA_NET,
+    "qwen3_5_text": _GATED_DELTA_NET,
+    "qwen3_5_moe_text": _GATED_DELTA_NET,
+    "lfm2": _SHORT_CONVOLUTION,
+    "lfm2_moe": _SHORT_CONVOLUTION,
+    "granitemoehybrid": Recurrent("linear_attention", "mamba", "cache_params"),
+}
+"""{model_type of the text model: its recurrent layers}. The modules read and write states through the methods of
+transformers' cache that `mixers.StateCache` has, and compute a single token from its state alone."""
+
+
 def check_layer_types(text_config: Any) -> None:
     """Raise CompatibilityError if a layer is of an unsupported type: one with sparse attention, or one that keeps a
-    state other than keys and values (such as linear attention)."""
-    unsupported = sorted(set(getattr(text_config, "layer_types", None) or ()) - SUPPORTED_LAYER_TYPES)
+    state other than keys and values (such as linear attention), in a family without a row in `RECURRENT`."""
+    recurrent = RECURRENT.get(text_config.model_type)
+    supported = SUPPORTED_LAYER_TYPES | ({recurrent.layer_type} if recurrent else set())
+    unsupported = sorted(set(getattr(text_config, "layer_types", None) or ()) - supported)
     if unsupported:
         raise CompatibilityError(
-            f"layer_types {unsupported} are not supported: allowed are {', '.join(sorted(SUPPORTED_LAYER_TYPES))}. "
-            f"Use a model whose layers all attend to a key-value cache, without other states or sparse attention"
+            f"layer_types {unsupported} of {text_config.model_type!r} models are not supported: allowed are "
+            f"{', '.join(sorted(supported))}. Use a model whose layers all attend to a key-value cache, or one of a "
+            f"family with recurrent layers that is supported ({', '.join(RECURRENT)})"
         )
 
 

@@ -22,6 +22,7 @@ from specdec_core.models.activations import activation_bytes
 from specdec_core.models.attention import IMPLEMENTATION, probe
 from specdec_core.models.compatibility import check_masks, refusing_failures
 from specdec_core.models.load import ModelSource, load_config, no_attention
+from specdec_core.models.mixers import adopt_mixers
 from specdec_core.models.model import KVGroups, backbone_of, kv_groups_of, target_info_of
 from specdec_core.models.quantization import loading_quantizer, own_quantization
 from specdec_core.models.rope import pin_positions
@@ -119,8 +120,9 @@ def _run(empty: Any, info: TargetInfo) -> tuple[KVGroups, int | None]:
     with torch.no_grad(), refusing_failures(empty), _Guessing():  # type: ignore[no-untyped-call]
         try:
             pin_positions(empty, info.max_model_len)
+            adopt_mixers(empty, empty.config.get_text_config())
             sites = probe(empty)
-            groups = kv_groups_of(sites.shapes, info.num_layers, info.dtype)
+            groups = kv_groups_of(sites, info.num_layers, info.dtype)
         except Exception as error:
             if not _takes_values(error):
                 raise
@@ -135,7 +137,7 @@ def _run(empty: Any, info: TargetInfo) -> tuple[KVGroups, int | None]:
                 raise
         activations = None
         with suppress(Exception):  # of a backbone that does not run alone
-            found = activation_bytes(backbone_of(empty, sites.modules), sites.modules)
+            found = activation_bytes(backbone_of(empty, sites.layers), sites.layers)
             activations = found * info.dtype.itemsize // torch.bfloat16.itemsize
     return groups, activations
 

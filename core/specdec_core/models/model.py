@@ -3,20 +3,22 @@ states of chosen layers."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from specdec_core.config.fields import shown
-from specdec_core.contracts.kv import KVLayout, KVMetadata, Visibility
+from specdec_core.contracts.kv import KVLayout, KVMetadata, StateLayout, Visibility
 from specdec_core.contracts.proposer import Plan
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.errors import CompatibilityError, ConfigError, PluginError
-from specdec_core.models.attention import PagedAttention, probe
+from specdec_core.kv.states import StateStore
+from specdec_core.models.attention import PagedAttention, ProbeSite, probe
 from specdec_core.models.compatibility import refusing_failures, try_out
 from specdec_core.models.decoder import Decoder, RecordedDecoder
 from specdec_core.models.decoder_stack import DecoderStack
@@ -26,18 +28,22 @@ from specdec_core.models.families import check_length
 from specdec_core.models.fused_ops import replace_parts
 from specdec_core.models.graphs import ForwardGraphs
 from specdec_core.models.load import ModelSource, load_config, load_weights, parse_dtype
+from specdec_core.models.mixers import adopt_mixers
 from specdec_core.models.packed_linear import PackedLinear, pack_linears, recording_shared_inputs
+from specdec_core.models.recurrent import RecurrentLayers, StatePlan
 from specdec_core.models.rope import pin_positions
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.padding import padded_to
+
+logger = logging.getLogger(__name__)
 
 
 class Model:
     """A causal LM from transformers, run on the paged KV cache: the target, or a draft model.
 
     Public attributes: info (TargetInfo), kv_groups (KVGroups of its layers), eos_token_ids (frozenset of int),
-    attention (PagedAttention) and decoder (Decoder, None if the layers are not fused), both set by `attach`; graphs
-    (ForwardGraphs, None if there are none).
+    attention (PagedAttention), decoder (Decoder, None if the layers are not fused) and recurrent (RecurrentLayers, None
+    if no layer keeps a state), all three set by `attach`; graphs (ForwardGraphs, None if there are none).
     """
 
     def __init__(self, source: ModelSource) -> None:
@@ -47,28 +53,42 @@ class Model:
         text_config = config.get_text_config()
         with torch.inference_mode(), refusing_failures(self._model):
             pin_positions(self._model, self.info.max_model_len)
+            adopt_mixers(self._model, text_config)
             with recording_shared_inputs(self._model) as self._linear_groups:
                 sites = probe(self._model)
-            self.kv_groups = kv_groups_of(sites.shapes, text_config.num_hidden_layers, self.info.dtype)
-            with record_embedding_and_head(self._model, backbone_of(self._model, sites.modules)) as record:
+            self.kv_groups = kv_groups_of(sites, text_config.num_hidden_layers, self.info.dtype)
+            with record_embedding_and_head(self._model, backbone_of(self._model, sites.layers)) as record:
                 self._keeps_rows = try_out(self._model, self.info.vocab_size, self.info.max_model_len).keeps_rows
             self._factors = EmbeddingAndHead.of(record, text_config)
-            self._recorded = self._record_decoder(sites.modules)
-        self._attention_modules = sites.modules
+            self._recorded = None if sites.mixers else self._record_decoder(sites.modules)
+        self._attention_modules, self._mixers, self._layer_modules = sites.modules, sites.mixers, sites.layers
         self.decoder: Decoder | None = None
         self._embedding = self._model.get_input_embeddings()
         self.eos_token_ids = _eos_token_ids(self._model.generation_config, text_config)
         self._features: dict[str, torch.Tensor] = {}
+        self.recurrent: RecurrentLayers | None = None
         is_eager = source.enforce_eager or self.info.device.type != "cuda"
+        if sites.mixers and not is_eager:
+            is_eager = True
+            logger.info("no CUDA graphs: what recurrent layers compute depends on the shapes of drafts")
         self.graphs = None if is_eager else ForwardGraphs(self._run)
         self._output_rows: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def attach(
-        self, attention: PagedAttention, ops: Mapping[str, Callable[..., Any]], plan: Plan | None = None
+        self,
+        attention: PagedAttention,
+        ops: Mapping[str, Callable[..., Any]],
+        plan: Plan | None = None,
+        states: StateStore | None = None,
     ) -> None:
         """Set the model's attention and operations, and register its taps. A tap is a hook that collects hidden states.
-        The proposer's plan lists the taps."""
+
+        plan: the proposer's, which lists the taps.
+        states: stores the states of recurrent layers. None: there are none.
+        """
         plan = plan or Plan()
+        if states is not None:
+            self.recurrent = RecurrentLayers(self._mixers, states, attention.padded)
         if plan.output_rows:
             self._output_rows = self._factors.rows(self._model.get_output_embeddings())
         self.attention = attention
@@ -95,6 +115,7 @@ class Model:
         rows: torch.Tensor,
         *,
         window: int | None = None,
+        states: StatePlan | None = None,
     ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         """Run one forward pass over a flat batch of tokens.
 
@@ -112,6 +133,9 @@ class Model:
         plan = self.attention.plan_of(metadata, visibility)
         if self.graphs is not None:
             logits, features = self.graphs.forward(token_ids, positions, plan, rows, window)
+        elif self.recurrent is not None and states is not None:
+            with self.recurrent.using(states):
+                logits, features = self._run(token_ids, positions, rows, plan, window)
         else:
             logits, features = self._run(token_ids, positions, rows, plan, window)
         return logits[:num_rows], features
@@ -163,10 +187,10 @@ class Model:
             self._features[tap] = hidden[0]
 
         if tap == "final":
-            backbone = backbone_of(self._model, self._attention_modules)
+            backbone = backbone_of(self._model, self._layer_modules)
             backbone.register_forward_hook(lambda module, args, out: keep(out.last_hidden_state))
         else:
-            register_tap(_decoder_layers(self._model, self._attention_modules), tap, keep)
+            register_tap(_decoder_layers(self._model, self._layer_modules), tap, keep)
 
 
 def _eos_token_ids(*configs: Any) -> frozenset[int]:
@@ -199,22 +223,22 @@ def speed_up(module: nn.Module, ops: Mapping[str, Callable[..., Any]], attention
     replace_parts(module, ops)
 
 
-def backbone_of(model: nn.Module, attention_modules: Sequence[nn.Module]) -> nn.Module:
-    """Return the innermost module that contains all attention modules: the model without its LM head. transformers may
-    call this module directly, without calling the modules around it."""
+def backbone_of(model: nn.Module, sited: Sequence[nn.Module]) -> nn.Module:
+    """Return the innermost module that contains all attention modules and recurrent layers (`sited`): the model without
+    its LM head. transformers may call this module directly, without calling the modules around it."""
     holder = model
     while True:
-        inner = next((child for child in holder.children() if set(attention_modules) <= set(child.modules())), None)
+        inner = next((child for child in holder.children() if set(sited) <= set(child.modules())), None)
         if inner is None or isinstance(inner, nn.ModuleList | nn.ModuleDict):
             return holder
         holder = inner
 
 
-def _decoder_layers(model: nn.Module, attention_modules: Sequence[nn.Module]) -> nn.ModuleList:
+def _decoder_layers(model: nn.Module, sited: Sequence[nn.Module]) -> nn.ModuleList:
     for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == len(attention_modules):
-            inside = zip(module, attention_modules, strict=True)
-            if all(any(child is attention for child in layer.modules()) for layer, attention in inside):
+        if isinstance(module, nn.ModuleList) and len(module) == len(sited):
+            inside = zip(module, sited, strict=True)
+            if all(any(child is mixer for child in layer.modules()) for layer, mixer in inside):
                 return module
     raise CompatibilityError(f"no list of decoder layers was found in {type(model).__name__}: features need one")
 
@@ -272,16 +296,23 @@ class KVGroups:
     """The groups of a model's layers in the KV cache: layers whose keys and values have equal shapes share a group.
 
     layouts: the KV cache layout of each group.
-    places: for each layer, the index of its group and the layer's index in that group.
+    places: for each layer that attends, the index of its group and the layer's index in that group.
+    states: of the layers that keep a state instead. None: there are none.
     """
 
     layouts: tuple[KVLayout, ...]
     places: tuple[tuple[int, int], ...]
+    states: StateLayout | None = None
 
     @property
     def only(self) -> KVLayout:
         """The layout of the only group. Raises CompatibilityError if there are several groups, since a draft model may
-        have only one."""
+        have only one, or if layers keep states."""
+        if self.states is not None:
+            raise CompatibilityError(
+                f"a draft model with recurrent layers is not supported, and {len(self.states.layers)} of this model's "
+                f"layers keep a state: such a model can be a target. Use a draft model whose layers all attend"
+            )
         if len(self.layouts) > 1:
             raise CompatibilityError(
                 f"a draft model with layers of different key and value shapes is not supported: {self.layouts}"
@@ -289,21 +320,31 @@ class KVGroups:
         return self.layouts[0]
 
 
-def kv_groups_of(shapes: Sequence[tuple[int, int, int]], num_layers: int, dtype: torch.dtype) -> KVGroups:
+def kv_groups_of(sites: ProbeSite, num_layers: int, dtype: torch.dtype) -> KVGroups:
     """Group a model's layers by the shapes of their keys and values.
 
-    shapes: (num_kv_heads, key_dim, value_dim) of each layer that calls attention, in order, as `probe` found them.
+    sites: the layers, as `probe` found them. Their states have the dtype of the probed model, or float32.
+    dtype: of keys and values, and of states that are not in float32.
 
-    Raises CompatibilityError if the number of shapes is not num_layers, and ValueError if num_layers is 0.
+    Raises CompatibilityError if the number of layers is not num_layers, or if none attends, and ValueError if
+    num_layers is 0.
     """
     if not num_layers:
         raise ValueError("num_hidden_layers is 0")
-    if len(shapes) != num_layers:
+    shapes, found = sites.shapes, len(sites.layers)
+    if found != num_layers or not shapes:
+        mixers = f", and {len(sites.mixers)} keep a state" if sites.mixers else ""
         raise CompatibilityError(
-            f"{len(shapes)} of {num_layers} layers use the common attention function: the others would run without a "
-            f"cache. Linear-attention, hybrid and older families are not supported"
+            f"{len(shapes)} of {num_layers} layers use the common attention function{mixers}: "
+            f"{'one must attend at least' if found == num_layers else 'the others would run without a cache'}. Older "
+            f"families, and those with linear attention or other states that have no row in models/families.py, are "
+            f"not supported"
         )
     kinds = list(dict.fromkeys(shapes))
     places = [(kinds.index(shape), shapes[:layer].count(shape)) for layer, shape in enumerate(shapes)]
     layouts = (KVLayout(shapes.count(shape), *shape, dtype, keeps_nodes=True) for shape in kinds)
-    return KVGroups(tuple(layouts), tuple(places))
+    states = [
+        tuple(evolve(each, dtype=torch.float32 if each.dtype == torch.float32 else dtype) for each in of_layer)
+        for of_layer in sites.states
+    ]
+    return KVGroups(tuple(layouts), tuple(places), StateLayout(tuple(states)) if states else None)

@@ -186,17 +186,22 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
 """Unsupported feature -> (model type that has it, config options, part of the error)."""
 
 
-def save_family(name: str, folder: Path) -> Path:
+RECURRENT = ("granitemoehybrid", "lfm2", "lfm2_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+"""Families in which some layers keep a state instead of keys and values."""
+
+
+def save_family(name: str, folder: Path, **changes: Any) -> Path:
     """Save a tiny model with random weights, norms and biases included.
 
     name: the family, a key of FAMILIES or UNSUPPORTED.
+    changes: config values that replace those of the family.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     model_type, options, _ = UNSUPPORTED.get(name, (name, FAMILIES.get(name, {}), ""))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        config = AutoConfig.for_model(model_type, **SIZES | options)
+        config = AutoConfig.for_model(model_type, **SIZES | options | changes)
         model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").to(torch.float32)
         for parameter in model.parameters():
             if parameter.dim() < 2:

@@ -55,27 +55,9 @@ def nodes_start_from_another_nodes_state(patch: Patch) -> None:
     patch.setattr(RequestStates, "plan", shifted)
 
 
-def nodes_start_from_the_roots_state(patch: Patch) -> None:
-    step = RecurrentLayers._step
-
-    def from_the_store(self: Any, given: Any, level: Any, states: Any, *more: Any) -> Any:
-        if next(iter(states.values())).shape[0] != self.store._num_slots:  # of the level above
-            layer = next(each for each in self.store.layers if each.keys() == states.keys())
-            return step(self, given, attrs.evolve(level, parents=level.parents * 0), layer, *more)
-        return step(self, given, level, states, *more)
-
-    patch.setattr(RecurrentLayers, "_step", from_the_store)
-
-
 def states_are_not_cleared(patch: Patch) -> None:
     """A request that starts, or starts over, has the state that its slot had before."""
     patch.setattr(StateStore, "clear", lambda self, slots: None)
-
-
-def states_change_slots(patch: Patch) -> None:
-    """Two requests of a batch have each other's states."""
-    slots_of = StateStore.slots_of
-    patch.setattr(StateStore, "slots_of", lambda self, request_ids: slots_of(self, request_ids[::-1]))
 
 
 FAULTS = [

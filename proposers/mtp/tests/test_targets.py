@@ -22,11 +22,20 @@ from specdec_proposer_mtp.families import Family
 from specdec_proposer_mtp.proposer import MTPProposer
 from specdec_proposer_mtp.several import SeveralModules
 
-TARGETS = ["deepseek_v3", "glm4_moe", "ernie4_5_moe", "longcat_flash"]
+TARGETS = ["deepseek_v3", "glm4_moe", "ernie4_5_moe", "longcat_flash", "qwen3_next"]
 CONFIG: dict[str, dict[str, Any]] = {
     "deepseek_v3": {"moe_intermediate_size": 8},  # transformers' kernel for experts needs widths of whole 16 bytes
     "glm4_moe": {"moe_intermediate_size": 8},
     "ernie4_5_moe": {"moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 8, "moe_layer_start_index": 1},
+    "qwen3_next": {
+        "moe_intermediate_size": 8,
+        "shared_expert_intermediate_size": 8,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
 }
 PROMPTS = [{"prompt_token_ids": ids} for ids in ([3, 5, 7, 11], [9, 2], [1, 4, 4, 8, 20, 6])]
 SETTINGS: dict[str, Any] = {"dtype": "float32", "skip_tokenizer_init": True, "max_model_len": 64}

@@ -3,6 +3,7 @@ drafts made by chance are accepted now and then; and draft heads for them."""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import reference
 from families import save_family
 from recorded_runs import VOCAB_SIZE
 
-sys.path.append(str(Path(__file__).parents[2] / "proposers" / "eagle" / "tests"))
+sys.path.extend(str(Path(__file__).parents[2] / "proposers" / name / "tests") for name in ("eagle", "mtp"))
 
 from tiny_heads import write_specforge
+from tiny_mtp import add_modules, tiny_config, tiny_weights
 from tiny_weights import Shape, Target
 
 NUM_LAYERS = 6
@@ -41,3 +43,11 @@ def save_eagle3_head(folder: Path) -> Path:
     """Save a random EAGLE-3 head for such a target."""
     sizes = Target(64, VOCAB_SIZE, NUM_LAYERS, embedding_rms=6.0, feature_rms=6.0)
     return write_specforge(folder, sizes, seed=4, shape=Shape(draft_vocab_size=8)).folder
+
+
+def save_with_mtp_module(folder: Path) -> Path:
+    """Save a Qwen3-Next target with a random module for multi-token prediction."""
+    save_hybrid("qwen3_next", folder)
+    config = tiny_config("qwen3_next", **json.loads((folder / "config.json").read_text()))
+    add_modules(folder, "qwen3_next", config, tiny_weights("qwen3_next", config))
+    return folder

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hybrid_targets import KINDS, save_eagle3_head, save_hybrid
+from hybrid_targets import KINDS, save_eagle3_head, save_hybrid, save_with_mtp_module
 from nightly import IS_NIGHTLY
 from recorded_runs import check_outputs, plain_outputs, random_requests, run, what_happened
 
@@ -57,16 +57,25 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(("name", "way"), CASES)
 def test_outputs_are_those_of_plain_decoding(name: str, way: str, targets: Any, head: Path) -> None:
-    """There are KV blocks for one of the longest requests, and some more."""
-    asked, options = random_requests(NUM_REQUESTS), WAYS[way]
-    more = {"model": str(head)} if options["method"] == "eagle3" else {}
-    outcome = run(targets(name), asked, num_kv_blocks=20, **options, **more)
-    check_outputs(outcome, asked, plain_outputs(targets(name), asked))
+    more = {"model": str(head)} if WAYS[way]["method"] == "eagle3" else {}
+    check(targets(name), **WAYS[way], **more)
+
+
+@pytest.mark.parametrize("shape", [{}, pytest.param({"speculative_token_tree": TREE}, marks=pytest.mark.nightly)])
+def test_outputs_with_the_targets_own_mtp_module(shape: dict[str, str], tmp_path: Path) -> None:
+    check(save_with_mtp_module(tmp_path), method="mtp", num_speculative_tokens=6, **shape)
+
+
+def check(target: Path, **options: Any) -> None:
+    """Run requests with drafts. There are KV blocks for one of the longest requests, and some more."""
+    asked = random_requests(NUM_REQUESTS)
+    outcome = run(target, asked, num_kv_blocks=20, **options)
+    check_outputs(outcome, asked, plain_outputs(target, asked))
     happened = what_happened(outcome)
     assert outcome.num_cached == 0
     for event in ("refused", "accepted in part", "preempted", "cancelled"):
         assert happened[event] > NUM_REQUESTS / 20, happened
     assert happened["two or more accepted"] > 0, happened
-    if options["method"] == "eagle3":  # which observes, so that the journal tells more
+    if options["method"] in ("eagle3", "mtp"):  # which observe, so that the journal tells more
         assert happened["drafted after preemption"] > NUM_REQUESTS / 20, happened
         assert happened["chunks"] > 0, happened

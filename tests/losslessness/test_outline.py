@@ -21,7 +21,7 @@ from specdec_core.models.model import backbone_of
 
 CPU = torch.device("cpu")
 DTYPES = ["float32", "bfloat16"]
-NEEDS_VALUES = {"positions that are counted"}
+NEEDS_VALUES = {"positions that are counted", "time steps that only prompts limit"}
 """Keys of UNSUPPORTED that only a model with weights reveals."""
 
 

@@ -7,7 +7,8 @@ forward pass contains the tokens of the first, in another order, and further tok
 differ between the two forward passes, another part of the model mixes tokens.
 
 In the first forward pass, each call of attention is also checked. Its attention mask must be causal, and the attention
-function that transformers has for the model's family must give the same result as the engine's.
+function that transformers has for the model's family must give the same result as the engine's. A recurrent layer must
+compute the same for several tokens at once and one after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from specdec_core.contracts.kv import KVMetadata, Visibility
 from specdec_core.errors import CompatibilityError, SpecdecError
 from specdec_core.models.attention import IMPLEMENTATION, attention_sites
 from specdec_core.models.families import ATTENTION_KEYWORDS, WINDOW
-from specdec_core.models.mixers import TokenByToken
+from specdec_core.models.mixers import CheckedTokenByToken, TokenByToken
 from specdec_core.ops.attention import paged_attention
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.padding import Padding
@@ -272,7 +273,8 @@ def _trial(model: Any, checks: StockChecks | None) -> Iterator[None]:
         )
     token = _CHECKS.set(checks)
     try:
-        with attention_sites([module for module in model.modules() if hasattr(module, "layer_idx")], TokenByToken()):
+        site = TokenByToken() if checks is None else CheckedTokenByToken()
+        with attention_sites([module for module in model.modules() if hasattr(module, "layer_idx")], site):
             yield
     finally:
         _CHECKS.reset(token)

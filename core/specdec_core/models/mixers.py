@@ -22,6 +22,11 @@ from specdec_core.models.families import RECURRENT
 SITE = "specdec_site"
 """The attribute of an attention module or mixer with its site."""
 
+NUM_CHECKED = 4
+"""Tokens that a check computes at once and one after the other."""
+TOLERANCE, ROUNDED_TOLERANCE = 1e-3, 0.05
+"""Relative to the largest number; the second where anything is in less than float32."""
+
 Run = Callable[[torch.Tensor, Any], torch.Tensor]
 """A mixer's own forward pass: hidden states [n, num_tokens, width] and a cache (None: no states) to an output of the
 same shape."""
@@ -100,6 +105,40 @@ class TokenByToken:
 
     def mix(self, module: nn.Module, hidden: torch.Tensor, run: Run) -> torch.Tensor:
         return run(hidden.transpose(0, 1), None).transpose(0, 1)
+
+
+class CheckedTokenByToken(TokenByToken):
+    """Also checks that a mixer computes the same for several tokens at once and one after the other: prompts are
+    computed in the first way, and output tokens in the second."""
+
+    def mix(self, module: nn.Module, hidden: torch.Tensor, run: Run) -> torch.Tensor:
+        if not hidden.is_meta:
+            self._check(module, hidden[:, :NUM_CHECKED], run)
+        return super().mix(module, hidden, run)
+
+    def _check(self, module: nn.Module, hidden: torch.Tensor, run: Run) -> None:
+        probed = StateProbe()
+        run(hidden, probed)
+        at_once, in_turn = ({each.name: _zeros(each, hidden.device) for each in probed.found} for _ in range(2))
+        expected = [run(hidden, StateCache(at_once))]
+        found = [torch.cat([run(token, StateCache(in_turn)) for token in torch.split(hidden, 1, dim=1)], dim=1)]
+        is_rounded = hidden.dtype != torch.float32
+        for name in at_once:
+            expected.append(at_once[name])
+            found.append(in_turn[name])
+        for one, other in zip(expected, found, strict=True):
+            difference = (one.float() - other.float()).abs().max()
+            if difference > (ROUNDED_TOLERANCE if is_rounded else TOLERANCE) * one.float().abs().max():
+                raise CompatibilityError(
+                    f"{type(module).__name__} computes several tokens otherwise than one after the other (the two "
+                    f"differ by {difference:.2g} in a trial), so its output would depend on how prompts are divided: "
+                    f"models with this configuration are not supported"
+                )
+
+
+def _zeros(state: StateTensor, device: torch.device) -> torch.Tensor:
+    """The state before a request's first token."""
+    return torch.zeros(1, *state.shape, dtype=state.dtype, device=device)
 
 
 def adopt_mixers(model: nn.Module, text_config: Any) -> None:

@@ -126,7 +126,7 @@ class KVManager(Protocol):
         since the last token is always computed, for its logits.
 
         token_ids: int64 [num_tokens], the prompt and, after a preemption, the output. Empty if all tokens must be
-            computed (for prompt_logprobs, and after logits that were not finite).
+            computed (for prompt_logprobs, after logits that were not finite, and for targets with recurrent layers).
         salt: requests share blocks only with requests of the same salt.
         groups: indices of the groups of draft layers that this request uses.
         """

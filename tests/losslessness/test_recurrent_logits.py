@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import random_tree
 import reference
+import torch
 from families import RECURRENT, save_family
 from recurrent_faults import FAULTS
 from recurrent_logits import Recorded, record
@@ -43,6 +44,7 @@ def run(make_llm: Any, monkeypatch: Patch) -> Callable[..., tuple[Recorded, floa
     transformers' logits, and the number of preemptions."""
 
     def generate(folder: Path, method: str | None, **settings: Any) -> tuple[Recorded, float, int]:
+        random_tree.forget_everything()
         prompts, model = reference.prompts(120, LENGTHS, seed=2), reference.load(folder)
         if method is not None:
             outputs = [reference.greedy(model, prompt, NUM_TOKENS).token_ids for prompt in prompts]
@@ -84,6 +86,26 @@ def test_logits_around_drafts(name: str, shape: str, folders: Any, run: Any) -> 
     assert recorded.num_accepted > 20
     assert recorded.num_rejected > 20
     assert num_preempted > 0
+
+
+SIZES: dict[str, dict[str, Any]] = {  # without experts, and with whole vectors of numbers for each four tokens
+    "granitemoehybrid": {"num_local_experts": 0},
+    "lfm2": {},
+    "qwen3_5_text": {"linear_num_value_heads": 8},
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_chains_change_no_bit(name: str, run: Any, tmp_path: Path) -> None:
+    """Prompts are computed whole in both runs."""
+    folder = save_family(name, tmp_path, **SIZES[name])
+    plain, _, _ = run(folder, None)
+    drafted, _, _ = run(folder, "random_tree", options={"shape": "chain"})
+    assert drafted.num_accepted > 20
+    for request_id, found in drafted.found.items():
+        for position, logits in found.items():
+            expected = plain.found[request_id].get(position)
+            assert expected is None or torch.equal(logits, expected), (request_id, position)
 
 
 @pytest.mark.parametrize("name", ["granitemoehybrid", "lfm2", "qwen3_next"])

@@ -16,7 +16,9 @@ from specdec_core import CapacityError, SamplingParams, cli
 from specdec_core.api.arguments import dry_run
 from specdec_core.contracts.kv import StateLayout, StateTensor
 from specdec_core.engine import memory as memory_module
+from specdec_core.kv import PagedKVManager
 from specdec_core.kv.states import StateStore
+from specdec_kv_prefix.manager import PrefixKVManager
 from specdec_testing.pretend_cuda import PretendCuda
 
 LAYER = (StateTensor("conv", (2, 3), torch.bfloat16), StateTensor("recurrent", (4,), torch.float32))
@@ -72,6 +74,16 @@ def test_states_take_room_from_the_kv_cache(tmp_path: Path, monkeypatch: pytest.
     message = r"\d+ bytes of recurrent states for max_num_seqs=65536 requests do not fit .* a lower max_num_seqs, "
     with pytest.raises(CapacityError, match=message):
         dry_run(folder, max_num_seqs=65536, max_num_batched_tokens=65536, skip_tokenizer_init=True, dtype="float32")
+
+
+def test_other_targets_have_no_states(make_llm: Any, tmp_path: Path) -> None:
+    """What recurrent layers need is not there, so that nothing of it can run."""
+    engine = make_llm(save_family("llama", tmp_path), "ngram").engine
+    assert isinstance(engine.kv, PagedKVManager | PrefixKVManager)  # as SPECDEC_KV_MANAGER says
+    assert engine._runner._states is None
+    assert engine.target.recurrent is None
+    mixed = [module for module in engine.target._model.modules() if "_mix" in str(vars(module).get("forward"))]
+    assert mixed == []
 
 
 def test_the_command_says_what_states_take(tmp_path: Path) -> None:

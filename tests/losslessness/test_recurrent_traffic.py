@@ -21,6 +21,7 @@ from recurrent_faults import FAULTS
 from traffic import Figures, Traffic, Wish
 
 from specdec_core import CompatibilityError
+from specdec_core.models.meta_load import Outline
 
 SCALE = 10 if IS_NIGHTLY else 1
 NUM_REQUESTS = 100 * SCALE
@@ -123,7 +124,12 @@ def test_nothing_is_found_in_a_prefix_cache(send: Any) -> None:
     assert figures.num_cached == 0
 
 
-def test_such_a_draft_model_is_refused(engine_of: Any, make_llm: Any, tmp_path: Path) -> None:
+def test_such_a_draft_model_is_refused(make_llm: Any, tmp_path: Path, monkeypatch: Patch) -> None:
+    """When its proposer plans, or when it loads the model."""
     folder = save_family("lfm2", tmp_path)
-    with pytest.raises(CompatibilityError, match=r"recurrent layers is not supported, and 2 .* layers keep a state"):
+    message = "recurrent layers is not supported, and 2 of this model's layers keep a state"
+    with pytest.raises(CompatibilityError, match=message):
+        make_llm(folder, "draft_model", options={"model": str(folder)})
+    monkeypatch.setattr(Outline, "kv_layout", property(lambda self: self.kv_groups.layouts[0]))
+    with pytest.raises(CompatibilityError, match=message):
         make_llm(folder, "draft_model", options={"model": str(folder)})

@@ -84,10 +84,12 @@ class Model:
         """Set the model's attention and operations, and register its taps. A tap is a hook that collects hidden states.
 
         plan: the proposer's, which lists the taps.
-        states: stores the states of recurrent layers. None: there are none.
+        states: stores the states of recurrent layers. None: there are none, else CompatibilityError is raised.
         """
         plan = plan or Plan()
-        if states is not None:
+        if states is None:
+            self.kv_groups.refuse_states()
+        else:
             self.recurrent = RecurrentLayers(self._mixers, states, attention.padded)
         if plan.output_rows:
             self._output_rows = self._factors.rows(self._model.get_output_embeddings())
@@ -308,16 +310,20 @@ class KVGroups:
     def only(self) -> KVLayout:
         """The layout of the only group. Raises CompatibilityError if there are several groups, since a draft model may
         have only one, or if layers keep states."""
-        if self.states is not None:
-            raise CompatibilityError(
-                f"a draft model with recurrent layers is not supported, and {len(self.states.layers)} of this model's "
-                f"layers keep a state: such a model can be a target. Use a draft model whose layers all attend"
-            )
+        self.refuse_states()
         if len(self.layouts) > 1:
             raise CompatibilityError(
                 f"a draft model with layers of different key and value shapes is not supported: {self.layouts}"
             )
         return self.layouts[0]
+
+    def refuse_states(self) -> None:
+        """Raise CompatibilityError if layers keep states, for a draft model."""
+        if self.states is not None:
+            raise CompatibilityError(
+                f"a draft model with recurrent layers is not supported, and {len(self.states.layers)} of this model's "
+                f"layers keep a state: such a model can be a target. Use a draft model whose layers all attend"
+            )
 
 
 def kv_groups_of(sites: ProbeSite, num_layers: int, dtype: torch.dtype) -> KVGroups:

@@ -12,12 +12,15 @@ import torch
 from click.testing import CliRunner
 from families import save_family
 
-from specdec_core import CapacityError, SamplingParams, cli
+from specdec_core import CapacityError, EngineConfig, SamplingParams, TargetInfo, cli
 from specdec_core.api.arguments import dry_run
 from specdec_core.contracts.kv import StateLayout, StateTensor
 from specdec_core.engine import memory as memory_module
+from specdec_core.engine.step_memory import STATE_COPIES, StepMemory
 from specdec_core.kv import PagedKVManager
 from specdec_core.kv.states import StateStore
+from specdec_core.models.meta_load import Outline
+from specdec_core.models.model import KVGroups
 from specdec_kv_prefix.manager import PrefixKVManager
 from specdec_testing.pretend_cuda import PretendCuda
 
@@ -74,6 +77,17 @@ def test_states_take_room_from_the_kv_cache(tmp_path: Path, monkeypatch: pytest.
     message = r"\d+ bytes of recurrent states for max_num_seqs=65536 requests do not fit .* a lower max_num_seqs, "
     with pytest.raises(CapacityError, match=message):
         dry_run(folder, max_num_seqs=65536, max_num_batched_tokens=65536, skip_tokenizer_init=True, dtype="float32")
+
+
+def test_the_largest_step_has_room_for_states() -> None:
+    """That of 4 requests with 3 draft tokens each: what two layers read at 12 draft tokens, and states of 16 tokens."""
+    info = TargetInfo("m", "lfm2", 100, 32, 3, 64, torch.float32, torch.device("cpu"))
+    config = EngineConfig(model="m", max_num_seqs=4, max_num_batched_tokens=64)
+    plain, recurrent = (
+        StepMemory.of(Outline(info, KVGroups((), (), states), 0), config, 3, 0).num_bytes
+        for states in (None, StateLayout((LAYER, LAYER)))
+    )
+    assert recurrent - plain == 12 * 2 * 32 * 4 + 16 * STATE_COPIES * 28
 
 
 def test_other_targets_have_no_states(make_llm: Any, tmp_path: Path) -> None:

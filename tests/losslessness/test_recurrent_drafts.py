@@ -28,10 +28,9 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 BY_DAY = [
     ("granitemoehybrid", "eagle3 tree"),
-    ("lfm2", "eagle3 sampled tree"),
+    ("lfm2", "eagle3 chain"),
+    ("lfm2", "ngram"),
     ("qwen3_5_text", "suffix"),
-    ("qwen3_next", "eagle3 chain"),
-    ("qwen3_next", "ngram"),
 ]
 CASES = [
     pytest.param(*case, marks=() if case in BY_DAY else pytest.mark.nightly) for case in product(sorted(KINDS), WAYS)

@@ -108,7 +108,7 @@ def test_chains_change_no_bit(name: str, run: Any, tmp_path: Path) -> None:
             assert expected is None or torch.equal(logits, expected), (request_id, position)
 
 
-@pytest.mark.parametrize("name", ["granitemoehybrid", "lfm2", "qwen3_next"])
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next", pytest.param("granitemoehybrid", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_fault_is_noticed(name: str, fault: Any, folders: Any, run: Any, monkeypatch: Patch) -> None:
     fault(monkeypatch)

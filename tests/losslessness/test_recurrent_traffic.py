@@ -108,7 +108,7 @@ def test_outputs_are_those_of_plain_decoding(name: str, send: Any) -> None:
     assert figures.num_chunks > NUM_REQUESTS / 10
 
 
-@pytest.mark.parametrize("name", BY_DAY)
+@pytest.mark.parametrize("name", ["granitemoehybrid", pytest.param("qwen3_next", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_a_fault_is_noticed(name: str, fault: Any, send: Any, outputs: Any, monkeypatch: Patch) -> None:
     outputs(name)  # before the fault

@@ -20,7 +20,7 @@ from nightly import IS_NIGHTLY
 from recurrent_faults import FAULTS
 from traffic import Figures, Traffic, Wish
 
-from specdec_core import CompatibilityError
+from specdec_core import CompatibilityError, SamplingParams
 from specdec_core.models.meta_load import Outline
 
 SCALE = 10 if IS_NIGHTLY else 1
@@ -133,3 +133,15 @@ def test_such_a_draft_model_is_refused(make_llm: Any, tmp_path: Path, monkeypatc
     monkeypatch.setattr(Outline, "kv_layout", property(lambda self: self.kv_groups.layouts[0]))
     with pytest.raises(CompatibilityError, match=message):
         make_llm(folder, "draft_model", options={"model": str(folder)})
+
+
+@pytest.mark.parametrize("name", ["lfm2", pytest.param("qwen3_next", marks=pytest.mark.nightly)])
+def test_drafts_under_a_budget(name: str, make_llm: Any, generate: Any, tmp_path: Path) -> None:
+    """It measures steps while the engine is built, with requests of its own."""
+    folder = save_family(name, tmp_path, vocab_size=16, eos_token_id=None)
+    prompts = [[1, 2, 3, 1, 2, i] for i in range(6)]
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=40)
+    expected = [each.token_ids for each in generate(make_llm(folder, None), prompts, params)]
+    llm = make_llm(folder, "suffix", options={"adaptive_draft_length": True}, max_num_seqs=4)
+    assert llm.engine.kv.states.layers.store._slots == {}
+    assert [each.token_ids for each in generate(llm, prompts, params)] == expected

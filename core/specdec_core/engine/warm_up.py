@@ -35,13 +35,9 @@ def _run(target: Model, num_tokens: int, block_size: int) -> None:
         slot_mapping=positions[:num_tokens],
         block_size=block_size,
     )
-    last, token_ids, seen = (
-        upload([num_tokens - 1], device),
-        torch.zeros_like(positions),
-        Visibility(positions, positions + 1),
-    )
     states = None
     if target.recurrent is not None:  # in the first slot, which no request holds yet, and which is cleared for one
         one = Level(upload([0], device), upload([0], device), 1)
         states = StatePlan((), one) if num_tokens == 1 else StatePlan((Chunk(0, num_tokens, 0),), None)
-    target.forward(token_ids, positions, metadata, seen, last, states=states)
+    token_ids, seen = torch.zeros_like(positions), Visibility(positions, positions + 1)
+    target.forward(token_ids, positions, metadata, seen, upload([num_tokens - 1], device), states=states)

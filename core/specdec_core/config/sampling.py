@@ -5,7 +5,8 @@ To add a parameter, add its field here and change the following files of `specde
 - if it changes logits: a rule in `sampling/process.py`, or in a file of its own beside it (as `penalties`, `bad_words`,
   `processors`, `grammar`) that is listed there; `sampling/constraints.py` for what is prepared once for a request. If
   drafts are to follow it, as they follow temperature: `contracts/proposer.py`, `engine/drafter.py`,
-  `drafting/builder.py`. If a verifier may not support it: `contracts/verifier.py`, `engine/verification.py`
+  `drafting/builder.py`. If a verifier may not support it: `contracts/verifier.py`, `engine/verification.py`. If it may
+  forbid a token that a grammar requires: `engine/forced.py`
 - if it ends a request: `engine/request.py`, or if it is a length, `engine/engine.py` (`add_request`)
 - if it is about text: `engine/detokenizer.py`, `engine/engine.py`; about the number of completions: `api/session.py`
 - if it is about logprobs: `sampling/logprobs.py`, `engine/logprobs.py`, `engine/request.py`, `engine/runner.py`,

@@ -142,6 +142,21 @@ class Checkpoint:
             found.update(read([name for name in shapes if name in names]))
         return found
 
+    def slices(self) -> dict[str, Any]:
+        """Open the weights without reading them. Returns {name: what safetensors' `get_slice` returns}, of which
+        indexing reads a part. Raises ConfigError for files written by torch.save, which are only read as a whole."""
+        found: dict[str, Any] = {}
+        for file in self._files:
+            if file.suffix != ".safetensors":
+                raise ConfigError(
+                    f"{file} was written by torch.save, and ranks of a split model read parts of files: convert it to "
+                    f"safetensors, or give tensor_parallel_size=1"
+                )
+            with _reading(file):
+                opened: Any = safe_open(file, framework="pt")
+                found |= {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+        return found
+
     def outline(self, build: Callable[[], Module], rename: Rename = str, publish: Callable[[str], str] = str) -> Module:
         """Build a module on the meta device, where it takes no memory, and check the checkpoint against it with
         `check_shapes`. Returns the module.

@@ -19,6 +19,7 @@ from torch import nn
 
 from specdec_core.errors import CompatibilityError
 from specdec_core.models.families import LOGIT_CAP
+from specdec_core.models.split_modules import SplitHead
 
 TOLERANCE = 0.02  # relative to the largest number: the numbers may be bfloat16
 
@@ -103,11 +104,11 @@ class EmbeddingAndHead:
         scaled such that the dot product of a row and a hidden state is the logit of the row's token. If logits are not
         such dot products (bias, softcap, unknown factors), the function raises CompatibilityError."""
         is_known = self.head_scale is not None and self.logits_scale is not None and self.logits_cap is None
-        if not is_known or type(head) is not nn.Linear or head.bias is not None:
+        rows = _weight_rows(head) if is_known else None
+        if rows is None:
             return _no_rows
-        weight = head.weight.detach()  # stays as it is when the layer is packed
         scale = self.head_scale * self.logits_scale
-        return lambda token_ids: weight[token_ids] if scale == 1 else weight[token_ids] * scale
+        return rows if scale == 1 else lambda token_ids: rows(token_ids) * scale
 
     def logits(self, head: nn.Module, hidden: torch.Tensor) -> torch.Tensor:
         """Compute logits from hidden states [..., width] after the final norm. Applies the LM head, the factors and the
@@ -140,6 +141,15 @@ def raw_logits(head: Callable[[torch.Tensor], torch.Tensor] | None, hidden: torc
     if head is None:
         raise CompatibilityError("this model has no LM head to share: use a draft with one of its own")
     return head(hidden)
+
+
+def _weight_rows(head: nn.Module) -> Callable[[torch.Tensor], torch.Tensor] | None:
+    if isinstance(head, SplitHead):
+        return head.rows()
+    if type(head) is not nn.Linear or head.bias is not None:
+        return None
+    weight = head.weight.detach()  # stays as it is when the layer is packed
+    return lambda token_ids: weight[token_ids]
 
 
 def _no_rows(token_ids: torch.Tensor) -> torch.Tensor:

@@ -2,9 +2,9 @@
 their options. Each fact is a line here, and a model in tests/losslessness/families.py tests it.
 
 These modules read the facts: `model` and `load` (refusals), `rope` (positions), `attention`, `mixers`, `compatibility`,
-`decoder_trial` and `fused_ops` (calls of the family's functions) and `embedding_and_head` (softcap of logits). No other
-code depends on a family's name. All other differences, such as a scale of embeddings, are found by running the model
-(`attention.probe`, `compatibility.try_out`, `embedding_and_head.record_embedding_and_head`,
+`decoder_trial` and `fused_ops` (calls of the family's functions), `embedding_and_head` (softcap of logits) and `split`
+(numbers of heads). No other code depends on a family's name. All other differences, such as a scale of embeddings, are
+found by running the model (`attention.probe`, `compatibility.try_out`, `embedding_and_head.record_embedding_and_head`,
 `decoder_trial.record_decoder`).
 
 A keyword of attention that is new to all families also becomes an argument in: `ops/__init__.py` (`FEATURES`),
@@ -45,6 +45,12 @@ APPLY_ROTARY = "apply_rotary_pos_emb"
 
 LOGIT_CAP = "final_logit_softcapping"
 """The option with the cap of the logits, cap * tanh(logits / cap), of families that have one (Gemma 2)."""
+
+HEAD_COUNTS: Mapping[str, bool] = {"num_heads": True, "num_attention_heads": True, "num_key_value_heads": False}
+"""Attributes of attention modules with the number of query heads (True) or of key heads (False)."""
+
+GROUPS = "num_key_value_groups"
+"""The attribute of attention modules with the number of query heads that share a key head; without it, none do."""
 
 
 @frozen

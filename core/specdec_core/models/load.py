@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from pickle import UnpicklingError
@@ -17,7 +17,7 @@ from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import shown
 from specdec_core.contracts.target import TargetInfo
-from specdec_core.errors import CompatibilityError, ConfigError, reason
+from specdec_core.errors import CompatibilityError, ConfigError, SpecdecError, reason
 from specdec_core.models.attention import IMPLEMENTATION
 from specdec_core.models.embedded import installed, resolve_model
 from specdec_core.models.families import check_layer_types
@@ -41,6 +41,7 @@ class ModelSource:
     code_revision: str | None = None
     quantization: Any = None
     enforce_eager: bool = False
+    tensor_parallel_size: int = 1  # ranks that share each layer
 
     @classmethod
     def of_target(cls, config: EngineConfig, device: torch.device) -> ModelSource:
@@ -53,7 +54,7 @@ class ModelSource:
         of_target = {name: getattr(target, name) for name in ("device", "dtype", "trust_remote_code")}
         names = ("model", "revision", "code_revision", "quantization", "enforce_eager")
         own = {name: getattr(config, name) for name in names}
-        return cls(**of_target, **own)
+        return cls(**of_target, **own, tensor_parallel_size=config.draft_tensor_parallel_size)
 
     @property
     def path(self) -> str:
@@ -169,20 +170,43 @@ def load_weights(
     Raises ConfigError if the weights cannot be loaded or quantized, CompatibilityError if tensors are missing or of
     another shape.
     """
-    path, quantized = source.path, quantized_loading(source.quantization, config, source.device)
+    quantized = quantized_loading(source.quantization, config, source.device)
     given = {"attn_implementation": attn_implementation, **quantized}
+
+    def load() -> tuple[Any, Mapping[str, Any]]:
+        loaded: tuple[Any, Mapping[str, Any]] = AutoModelForCausalLM.from_pretrained(
+            source.path,
+            config=config,
+            dtype=parse_dtype(source.dtype, source.device),
+            trust_remote_code=source.trust_remote_code,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # they are reported below, by name
+            **source.revisions,
+            **{key: value for key, value in given.items() if value is not None},
+        )
+        return loaded
+
+    model = checked(source, config, load)
+    refuse_unquantized(source.quantization, model, source.path)
+    if not quantized:
+        model.to(source.device)
+    return model.eval().requires_grad_(False)
+
+
+def checked(
+    source: ModelSource, config: PretrainedConfig, load: Callable[[], tuple[Any, Mapping[str, Any]]]
+) -> Any:
+    """Load a model and refuse one of which tensors are missing or of another shape. Raises the errors of
+    `load_weights`.
+
+    load: returns the model, and transformers' information about what it loaded.
+    """
+    path = source.path
     try:
         with _without_report_of_unused_tensors():
-            model, info = AutoModelForCausalLM.from_pretrained(
-                path,
-                config=config,
-                dtype=parse_dtype(source.dtype, source.device),
-                trust_remote_code=source.trust_remote_code,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # they are reported below, by name
-                **source.revisions,
-                **{key: value for key, value in given.items() if value is not None},
-            )
+            model, info = load()
+    except SpecdecError:
+        raise
     except KeyError as error:
         if IMPLEMENTATION not in str(error) and not set(error.args) & _texts(config.to_dict()):
             raise ConfigError(f"the weights of {path!r} cannot be loaded: {error} is missing in their index") from error
@@ -200,10 +224,7 @@ def load_weights(
             f"the checkpoint {path!r} does not hold this model's weights: {wrong}. They would stay random; use a "
             f"complete checkpoint of {type(model).__name__}"
         )
-    refuse_unquantized(source.quantization, model, path)
-    if not quantized:
-        model.to(source.device)
-    return model.eval().requires_grad_(False)
+    return model
 
 
 @contextmanager

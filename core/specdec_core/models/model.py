@@ -32,6 +32,10 @@ from specdec_core.models.mixers import adopt_mixers
 from specdec_core.models.packed_linear import PackedLinear, pack_linears, recording_shared_inputs
 from specdec_core.models.recurrent import RecurrentLayers, StatePlan
 from specdec_core.models.rope import pin_positions
+from specdec_core.models.split import connect
+from specdec_core.models.split_load import load_part, plan_split
+from specdec_core.models.split_modules import Part
+from specdec_core.models.weight_bytes import weight_bytes
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.padding import padded_to
 
@@ -43,31 +47,46 @@ class Model:
 
     Public attributes: info (TargetInfo), kv_groups (KVGroups of its layers), eos_token_ids (frozenset of int),
     attention (PagedAttention), decoder (Decoder, None if the layers are not fused) and recurrent (RecurrentLayers, None
-    if no layer keeps a state), all three set by `attach`; graphs (ForwardGraphs, None if there are none).
+    if no layer keeps a state), all three set by `attach`; graphs (ForwardGraphs, None if there are none); weight_bytes
+    (of this rank's part, None if the model is whole).
+
+    part: the part of the model that this rank holds; None: all of it. All ranks make the model, and call its methods,
+        at the same time and with the same arguments. Such a model is neither fused nor has it graphs.
     """
 
-    def __init__(self, source: ModelSource) -> None:
+    def __init__(self, source: ModelSource, part: Part | None = None) -> None:
         config = load_config(source)
         self.info = target_info_of(source, config)
-        self._model = load_weights(source, config)
+        self.weight_bytes: int | None = None
+        split = None
+        if part is None:
+            self._model = load_weights(source, config)
+        else:
+            split = plan_split(source, config, self.info, part)
+            self._model = load_part(source, config, self.info, split)
+            self.weight_bytes = weight_bytes(self._model)
+            connect(self._model, split, part)
         text_config = config.get_text_config()
         with torch.inference_mode(), refusing_failures(self._model):
             pin_positions(self._model, self.info.max_model_len)
             adopt_mixers(self._model, text_config)
             with recording_shared_inputs(self._model) as self._linear_groups:
                 sites = probe(self._model)
+            if split is not None:
+                split.check(sites.shapes)
             self.kv_groups = kv_groups_of(sites, text_config.num_hidden_layers, self.info.dtype)
             with record_embedding_and_head(self._model, backbone_of(self._model, sites.layers)) as record:
                 self._keeps_rows = try_out(self._model, self.info.vocab_size, self.info.max_model_len).keeps_rows
             self._factors = EmbeddingAndHead.of(record, text_config)
-            self._recorded = None if sites.mixers else self._record_decoder(sites.modules)
+            is_whole = part is None and not sites.mixers
+            self._recorded = self._record_decoder(sites.modules) if is_whole else None
         self._attention_modules, self._mixers, self._layer_modules = sites.modules, sites.mixers, sites.layers
         self.decoder: Decoder | None = None
         self._embedding = self._model.get_input_embeddings()
         self.eos_token_ids = _eos_token_ids(self._model.generation_config, text_config)
         self._features: dict[str, torch.Tensor] = {}
         self.recurrent: RecurrentLayers | None = None
-        is_eager = source.enforce_eager or self.info.device.type != "cuda"
+        is_eager = source.enforce_eager or part is not None or self.info.device.type != "cuda"
         if sites.mixers and not is_eager:
             is_eager = True
             logger.info("no CUDA graphs: what recurrent layers compute depends on the shapes of drafts")

@@ -36,9 +36,10 @@ def _all(reason: str, **neutral: Any) -> dict[str, Foreign]:
 EITHER = (False, True)
 
 ENGINE: Mapping[str, Foreign] = {
+    **_all("tensor_parallel_size splits each layer, and no layer is left out", pipeline_parallel_size=1),
+    **_all("each rank of tensor_parallel_size is a process of this machine", distributed_executor_backend="mp"),
     **_all(
-        "the model runs in one process, on one device",
-        pipeline_parallel_size=1,
+        "there is one engine, on this machine",
         data_parallel_size=1,
         data_parallel_rank=0,
         data_parallel_size_local=1,
@@ -47,7 +48,6 @@ ENGINE: Mapping[str, Foreign] = {
         decode_context_parallel_size=1,
         nnodes=1,
         node_rank=0,
-        distributed_executor_backend=("mp", "uni"),
         max_parallel_loading_workers=(),
         disable_custom_all_reduce=EITHER,
         enable_expert_parallel=False,
@@ -195,7 +195,7 @@ OPTIONS: Mapping[str, Foreign] = _all(
 """Options of this engine, with values of vLLM that it does not have and that mean the same as leaving them out."""
 
 SPECULATION: Mapping[str, Foreign] = {
-    **_all("the draft runs on the target's device", tensor_parallel_size=1),
+    **_all("draft_tensor_parallel_size is the draft's", tensor_parallel_size=1),
     **_all(
         "the draft has the target's type, operations and kind of KV cache",
         moe_backend="auto",

@@ -92,7 +92,9 @@ def _memory_lines(memory: MemoryPlan) -> list[tuple[str, str]]:
     held = f"{memory.num_blocks} blocks of {memory.block_size} tokens, {_size(memory.kv_bytes)}"
     step = memory.step
     full = f"{memory.num_full_requests} of max_model_len={memory.max_model_len} tokens at once"
+    ranks = [("ranks", f"{memory.num_ranks}, and what follows is of each")] if memory.num_ranks > 1 else []
     return [
+        *ranks,
         ("free memory", _size(memory.free_bytes)),
         ("target weights", _size(memory.target_weight_bytes)),
         ("draft weights", _size(memory.draft_weight_bytes)),

@@ -11,7 +11,7 @@ from attrs.converters import optional
 from specdec_core.config.fields import (
     checkpoint,
     flag,
-    not_yet,
+    num_ranks,
     one_of,
     option,
     text,
@@ -62,7 +62,11 @@ class DraftModelConfig:
         "the draft both go.",
     )
     draft_tensor_parallel_size: int = option(
-        not_yet(1), "Number of GPUs that share each layer of the draft.", default=1, hashed=False
+        num_ranks,
+        "Number of processes that share each layer of a draft model: 1, or the engine's tensor_parallel_size. Draft "
+        "heads take 1.",
+        default=1,
+        hashed=False,
     )
     enforce_eager: bool = option(
         flag,
@@ -74,6 +78,12 @@ class DraftModelConfig:
     disable_padded_drafter_batch: bool = idle_option(
         flag, "on a CPU drafts are not padded, on a GPU always", default=False
     )
+
+    def check_ranks(self, tensor_parallel_size: int) -> None:
+        """Raise ConfigError if draft_tensor_parallel_size is neither 1 nor the target's tensor_parallel_size."""
+        if self.draft_tensor_parallel_size not in (1, tensor_parallel_size):
+            other = f" or {tensor_parallel_size}, as the target's tensor_parallel_size" * (tensor_parallel_size > 1)
+            raise ConfigError(f"draft_tensor_parallel_size={self.draft_tensor_parallel_size} must be 1{other}")
 
     def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
         """The longest request, in prompt and output tokens together, that the draft model drafts for: max_model_len if
@@ -188,4 +198,9 @@ class DraftHeadConfig(DraftModelConfig, DraftTreeConfig, DraftSamplingConfig):
             raise ConfigError(
                 "quantization is for the method draft_model, not for draft heads, which have the target's dtype: leave "
                 "it out. The target can be quantized (the engine's quantization), and whole draft models"
+            )
+        if self.draft_tensor_parallel_size > 1:
+            raise ConfigError(
+                f"draft_tensor_parallel_size={self.draft_tensor_parallel_size} is for the method draft_model: a draft "
+                f"head drafts on one rank, whatever the target's tensor_parallel_size. Give 1, or leave it out"
             )

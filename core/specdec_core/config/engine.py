@@ -13,7 +13,7 @@ from specdec_core.config.fields import (
     checkpoint,
     flag,
     must,
-    not_yet,
+    num_ranks,
     number,
     one_of,
     option,
@@ -88,7 +88,11 @@ class EngineConfig:
         "or not. A draft has an option of its own.",
         allowed="a name, a mapping or an object, or None",
     )
-    tensor_parallel_size: int = option(not_yet(1), "Number of GPUs that share each layer.", default=1)
+    tensor_parallel_size: int = option(
+        num_ranks,
+        "Number of processes that share each layer of the target: on GPUs in a row from device on, or on the CPU.",
+        default=1,
+    )
     seed: int | None = option(
         whole_number(-(2**63), 2**64, optional=True),
         "Requests that have no seed of their own draw theirs from this one, so that two runs of a script give the same "

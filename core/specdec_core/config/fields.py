@@ -182,6 +182,10 @@ def not_yet(default: Any) -> Check:
     )
 
 
+num_ranks = must(lambda value: is_number(value) and value in (1, 2, 4), "is not supported: give 1, 2 or 4", "1, 2 or 4")
+"""A check for a number of processes that share each layer of a model."""
+
+
 options = must(
     lambda value: isinstance(value, Mapping) and all(isinstance(key, str) for key in value),
     "must be a dict from names of options to their values",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -42,6 +43,7 @@ from specdec_core.models.meta_load import NeedsWeightsError, Outline, outline
 from specdec_core.models.model import speed_up
 from specdec_core.ops.padding import Padding
 from specdec_core.plugins import Plugins
+from specdec_core.ranks.sharing import Sharing, sharing
 
 CALLS = ("start", "propose", "observe", "reset", "finish")
 """The methods that every proposer must have. One that does not subclass Proposer may lack `close` and `metrics`."""
@@ -60,6 +62,7 @@ class Parts:
     token_texts: TokenTexts
     num_speculative_tokens: int
     num_kv_blocks: int
+    close: Callable[[], None]  # ends the processes of other ranks
 
 
 def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Parts:
@@ -77,8 +80,22 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
         design = make_design(config, plugins, speculative, tokenizer, expected)
     except NeedsWeightsError:
         design = None
+    with sharing(config, source.device, plugins) as shared:
+        return _built(config, plugins, speculative, tokenizer, source, design, shared)
+
+
+def _built(
+    config: EngineConfig,
+    plugins: Plugins,
+    speculative: Speculating,
+    tokenizer: Any,
+    source: ModelSource,
+    design: Design | None,
+    shared: Sharing,
+) -> Parts:
+    """Build the parts. design: None if it is known only once the target's weights are loaded."""
     with explain_target_kind(config.model, config.revision, plugins):
-        target = Model(source)
+        target = shared.load(source)
     known = None if design is None else design.target.activation_bytes
     loaded = Outline(target.info, target.kv_groups, weight_bytes=0, activation_bytes=known)
     if design is None or design.target.kv_groups != loaded.kv_groups:
@@ -88,7 +105,7 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
     device = target.info.device
     with building(f"KV manager {design.kv_spec.name!r}", "be built"):
         context = KVContext(design.memory.num_blocks, config.block_size, device, design.ops["compact"])
-        kv = design.kv_spec.build(design.kv_options, context)
+        kv = shared.build_kv(design.kv_spec, design.kv_options, context)
         groups = [kv.add_group(layout) for layout in target.kv_groups.layouts]
     places = [(groups[kind], layer) for kind, layer in target.kv_groups.places]
     attention = PagedAttention(kv, places, design.ops, Padding.of(device))
@@ -106,11 +123,12 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
     for method in design.methods:
         group = of_draft = None
         if method.plan.kv_layout is not None:
+            name, layout, lookahead = method.spec.name, method.plan.kv_layout, method.plan.lookahead
             with building(f"KV manager {design.kv_spec.name!r}", "allocate a draft's cache"):
-                group = kv.add_group(method.plan.kv_layout, method.spec.name, method.plan.lookahead)
-            of_draft = attention.of_group(group, method.plan.kv_layout.num_layers, method.ops)
+                group = shared.add_group(kv, layout, name, lookahead, is_split=method.is_split)
+            of_draft = attention.of_group(group, layout.num_layers, method.ops)
         with explaining(method.config, method.spec, plugins):
-            drafters.append(_drafter(method, design, target, group, of_draft, curve))
+            drafters.append(_drafter(method, design, target, group, of_draft, curve, shared))
     speculation = Speculation(drafters, device, curve, _loss_watch(design, curve))
     return Parts(
         target=target,
@@ -122,6 +140,7 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
         token_texts=token_texts,
         num_speculative_tokens=design.num_speculative_tokens,
         num_kv_blocks=design.memory.num_blocks,
+        close=shared.close,
     )
 
 
@@ -174,6 +193,7 @@ def _drafter(
     group: int | None,
     attention: PagedAttention | None,
     curve: CostCurve | None,
+    shared: Sharing,
 ) -> Drafter:
     """Build the proposer of a method, and the `Drafter` that calls it.
 
@@ -187,7 +207,9 @@ def _drafter(
         in_place = layout is not None and layout.keeps_nodes
         observes = method.plan.observes
         budget = Budget(curve, design.config.max_num_seqs, number, in_place=in_place, observes=observes)
-    proposer = build_proposer(method.spec, method.config.options, _build_context(method, design, target, attention))
+    proposer = build_proposer(
+        method.spec, method.config.options, _build_context(method, design, target, attention, shared)
+    )
     return Drafter(
         NamedProposer(proposer, method.spec.name),
         method.plan,
@@ -226,11 +248,13 @@ def _scheduler(design: Design, kv: KVManager, speculation: Speculation) -> Sched
     )
 
 
-def _build_context(method: Method, design: Design, target: Model, attention: PagedAttention | None) -> BuildContext:
+def _build_context(
+    method: Method, design: Design, target: Model, attention: PagedAttention | None, shared: Sharing
+) -> BuildContext:
     def load_model(config: DraftModelConfig) -> Model:
         if attention is None:
             raise PluginError("a draft model needs a group in the KV cache: its plan must have a kv_layout")
-        model = Model(ModelSource.of_draft(config, design.target.info))
+        model = shared.load(ModelSource.of_draft(config, design.target.info), method.spec.name)
         model.attach(attention, method.ops)
         return model
 

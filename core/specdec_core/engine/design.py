@@ -10,6 +10,7 @@ from typing import Any
 from attrs import evolve, fields_dict, frozen
 
 from specdec_core import ops
+from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import refuse_unknown, shown
 from specdec_core.config.speculative import SpeculativeConfig
@@ -44,6 +45,12 @@ class Method:
     def has_model(self) -> bool:
         """Whether it drafts with a draft model or head."""
         return self.plan.observes or self.plan.kv_layout is not None
+
+    @property
+    def is_split(self) -> bool:
+        """Whether ranks share each layer of its draft model."""
+        options = self.config.options
+        return isinstance(options, DraftModelConfig) and options.draft_tensor_parallel_size > 1
 
 
 @frozen(eq=False)
@@ -106,7 +113,7 @@ def make_design(
     )
     offered = plugins.ops(target.info.device.type)
     methods = tuple(
-        sorted((_method(each, plugins, target, offered) for each in configs), key=lambda each: each.has_model)
+        sorted((_method(each, config, plugins, target, offered) for each in configs), key=lambda each: each.has_model)
     )
     _check_together(methods)
     plan = unite([method.plan for method in methods])
@@ -146,12 +153,16 @@ def _check_together(methods: Sequence[Method]) -> None:
             )
 
 
-def _method(config: SpeculativeConfig, plugins: Plugins, target: Outline, offered: OfferedOps) -> Method:
+def _method(
+    config: SpeculativeConfig, engine: EngineConfig, plugins: Plugins, target: Outline, offered: OfferedOps
+) -> Method:
     if not config.is_complete:
         raise ConfigError(
             f"an Engine takes a complete SpeculativeConfig, and the keys of method {config.method!r} are not checked: "
             f"give it to LLM, or make it with SpeculativeConfig.from_mapping"
         )
+    if isinstance(config.options, DraftModelConfig):
+        config.options.check_ranks(engine.tensor_parallel_size)
     spec, contexts = plugins.proposer(config.method), _contexts(target)
     with explaining(config, spec, plugins):
         plan = make_plan(spec, config.options, target.info, config.num_speculative_tokens)

@@ -41,10 +41,12 @@ def failure_of(device: torch.device, error: BaseException) -> DeviceError | None
     works. After a device-side assert or an access to an illegal address, for example, every later call would fail.
 
     torch has an exception type for a failed device. A plugin's code may raise any type, so the GPU itself is tested,
-    too.
+    too. Where ranks share the model, one that has failed is told by a DeviceError.
     """
     if not isinstance(error, Exception):
         return None
+    if (told := next((each for each in _with_causes(error) if isinstance(each, DeviceError)), None)) is not None:
+        return told
     found = next(filter(_is_final, _with_causes(error)), None)
     said = found or _complaint_of(device)
     if said is None:

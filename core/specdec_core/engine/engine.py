@@ -84,6 +84,7 @@ class Engine:
         self._grammars = Grammars(plugins, tokenizer, self.target.info, self.target.eos_token_ids)
         self._step_finished = plugins.step_finished
         self._abandoned = finalize(self, self._speculation.abandon)
+        self._end_ranks = parts.close
         self._requests: dict[str, Request] = {}
         self._news = News()
         self._step_lock = Lock()  # held by a step or a cancellation
@@ -205,6 +206,7 @@ class Engine:
         with ExitStack() as ending:
             ending.callback(self._news.tell)
             with self._step_lock, use_device(self._device), ExitStack() as closing:
+                closing.callback(self._end_ranks)
                 closing.callback(self._close_proposer)
                 for request in list(self._requests.values()):
                     closing.callback(self._finish, request, "abort")

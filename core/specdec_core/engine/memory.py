@@ -27,7 +27,8 @@ CGROUP = Path("/sys/fs/cgroup")  # within a container: its own, in version 2
 
 @frozen(kw_only=True)
 class MemoryPlan:
-    """How an engine will use the device's memory, in bytes.
+    """How an engine will use the device's memory, in bytes. Where num_ranks ranks share the model, all numbers are of
+    one rank: on a CPU each has its share of the free memory.
 
     free_bytes: the device's free memory before the weights (`target_weight_bytes` and `draft_weight_bytes`) are loaded.
     state_bytes: of the recurrent layers' states, for max_num_seqs requests.
@@ -52,6 +53,7 @@ class MemoryPlan:
     max_model_len: int
     max_num_seqs: int
     scratch_slots: int
+    num_ranks: int = 1
 
     @property
     def kv_bytes_per_token(self) -> int:
@@ -98,7 +100,8 @@ def plan_memory(
     max_model_len tokens.
     """
     max_model_len, device = target.info.max_model_len, target.info.device
-    free_bytes, total_bytes = free_memory(device)
+    num_ranks = config.tensor_parallel_size
+    free_bytes, total_bytes = (each // (1 if device.type == "cuda" else num_ranks) for each in free_memory(device))
     states = target.kv_groups.states
     state_bytes = 0 if states is None else config.max_num_seqs * states.bytes_per_request
     left_bytes = free_bytes - target.weight_bytes - plan.weight_bytes - state_bytes
@@ -122,6 +125,7 @@ def plan_memory(
         max_model_len=max_model_len,
         max_num_seqs=config.max_num_seqs,
         scratch_slots=plan.scratch_slots,
+        num_ranks=num_ranks,
     )
     _check(memory, left_bytes, num_speculative_tokens, device)
     return memory

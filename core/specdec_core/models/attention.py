@@ -64,6 +64,7 @@ class PagedAttention:
     places: for each layer that attends, the index of its KV group and the layer's index in that group. All layers of
         a draft model are in one group.
     ops: {name of an operation: operation}, with at least `paged_attention` and `store_kv`.
+    kv, padding: of forward passes.
     """
 
     implementation = IMPLEMENTATION
@@ -71,7 +72,7 @@ class PagedAttention:
     def __init__(
         self, kv: KVManager, places: Sequence[tuple[int, int]], ops: Mapping[str, Callable[..., Any]], padding: Padding
     ) -> None:
-        self._kv, self._places, self._ops, self._padding = kv, tuple(places), ops, padding
+        self.kv, self.places, self._ops, self.padding = kv, tuple(places), ops, padding
         self._plan: AttentionPlan | None = None  # of the current forward pass
         self._rows: tuple[torch.Tensor, AttentionPlan] | None = None  # the last rows asked for, and their plan
         self._slot_mapping: torch.Tensor | None = None
@@ -87,16 +88,16 @@ class PagedAttention:
         ops: {name of an operation: operation}, with at least `paged_attention` and `store_kv`.
         """
         places = [(group, layer) for layer in range(num_layers)]
-        return PagedAttention(self._kv, places, ops, evolve(self._padding, rows=1))
+        return PagedAttention(self.kv, places, ops, evolve(self.padding, rows=1))
 
     def need_no_padded_rows(self) -> None:
         """Note that no token's result depends on the number of tokens in the batch."""
-        self._padding = evolve(self._padding, rows=1)
+        self.padding = evolve(self.padding, rows=1)
 
     def padded(self, num_tokens: int) -> int:
         """Return the length to which a flat batch of num_tokens tokens is padded. With this padding, a token's result
         does not depend on the number of other tokens in the batch."""
-        return round_up(num_tokens, self._padding.rows)
+        return round_up(num_tokens, self.padding.rows)
 
     def bind(self, modules: Sequence[nn.Module]) -> None:
         """Give each attention module from transformers a `CacheSite`, through which `attention` finds the KV cache of
@@ -105,15 +106,15 @@ class PagedAttention:
             setattr(module, SITE, CacheSite(self, layer))
 
     def fill(self, requests: Sequence[RequestView], num_tokens: Sequence[int]) -> None:
-        (group,) = {group for group, _ in self._places}
-        self._kv.fill(group, [request.id for request in requests], num_tokens)
+        (group,) = {group for group, _ in self.places}
+        self.kv.fill(group, [request.id for request in requests], num_tokens)
 
     def metadata(
         self, requests: Sequence[RequestView], starts: Sequence[int] | torch.Tensor, lengths: Sequence[int]
     ) -> KVMetadata:
         if isinstance(starts, torch.Tensor):
             starts = starts.tolist()  # a KV manager counts on the host: on a GPU, this waits for the device
-        return self._kv.metadata([request.id for request in requests], starts, lengths)
+        return self.kv.metadata([request.id for request in requests], starts, lengths)
 
     def run_layers(
         self,
@@ -131,7 +132,7 @@ class PagedAttention:
         """Run fused layers, first to past - 1, on the tokens of the current forward pass. run: what the operation
         `fuse_layers` returned; hidden, ropes, positions, entering, rows, copied, copies, and the result: as it has
         them."""
-        caches = [self._kv.cache(*place) for place in self._places[first:past]]
+        caches = [self.kv.cache(*place) for place in self.places[first:past]]
         plan_of_rows = None if rows is None else self._plan_of(rows)
         cache = caches, self._slot_mapping, self._plan, self._window
         return run(hidden, ropes, positions, *cache, entering, rows, plan_of_rows, copied, copies)
@@ -145,7 +146,7 @@ class PagedAttention:
 
     def plan_of(self, metadata: KVMetadata, visibility: Visibility) -> AttentionPlan:
         """Make the plan of a forward pass, for `using`."""
-        return AttentionPlan(metadata, visibility, self._padding)
+        return AttentionPlan(metadata, visibility, self.padding)
 
     def forwarding(
         self,
@@ -178,7 +179,7 @@ class PagedAttention:
         cache: the keys and the values of all slots."""
         if self._slot_mapping is None:
             raise SpecdecError("attention was called outside of `with attention.forwarding(...)`: run layers inside it")
-        keys, values = self._kv.cache(*self._places[layer])
+        keys, values = self.kv.cache(*self.places[layer])
         self._ops["store_kv"](keys, values, self._slot_mapping, key, value)
         return keys, values
 

@@ -103,8 +103,9 @@ class EmbeddingAndHead:
         """Return a function that maps token ids [...] to their rows [..., width] of the LM head's weight. The rows are
         scaled such that the dot product of a row and a hidden state is the logit of the row's token. If logits are not
         such dot products (bias, softcap, unknown factors), the function raises CompatibilityError."""
-        is_known = self.head_scale is not None and self.logits_scale is not None and self.logits_cap is None
-        rows = _weight_rows(head) if is_known else None
+        if self.head_scale is None or self.logits_scale is None or self.logits_cap is not None:
+            return _no_rows
+        rows = _weight_rows(head)
         if rows is None:
             return _no_rows
         scale = self.head_scale * self.logits_scale

@@ -193,9 +193,7 @@ def load_weights(
     return model.eval().requires_grad_(False)
 
 
-def checked(
-    source: ModelSource, config: PretrainedConfig, load: Callable[[], tuple[Any, Mapping[str, Any]]]
-) -> Any:
+def checked(source: ModelSource, config: PretrainedConfig, load: Callable[[], tuple[Any, Mapping[str, Any]]]) -> Any:
     """Load a model and refuse one of which tensors are missing or of another shape. Raises the errors of
     `load_weights`.
 

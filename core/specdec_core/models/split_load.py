@@ -119,8 +119,8 @@ def _parts(slices: Mapping[str, Any], model: Any, cuts: Mapping[str, Cut]) -> di
 
 
 def _cut_before(cut: Cut, shape: tuple[int, ...], converter: Any, parameter: str) -> Cut:
-    """The part of a tensor of this shape that becomes the part of a parameter. Raises CompatibilityError if transformers
-    converts the tensor in another way than stacking those of single experts.
+    """The part of a tensor of this shape that becomes the part of a parameter. Raises CompatibilityError if
+    transformers converts the tensor in another way than stacking those of single experts.
 
     converter: what makes parameters of tensors in the files; None: the tensor is the parameter.
     """

@@ -58,7 +58,7 @@ class SplitLinear(nn.Module):
         self.linear, self._style, self._part = linear, style, part
         self.bias_of_sum = linear.bias if style.sums else None
         if style.sums:
-            linear.bias = None
+            linear.register_parameter("bias", None)
         self.in_features, self.out_features = linear.in_features, linear.out_features
 
     @property

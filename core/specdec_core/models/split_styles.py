@@ -1,4 +1,4 @@
-"""How transformers' plans for tensor parallelism (`base_model_tp_plan`) name what is split, and what each name means."""
+"""What transformers' plans for tensor parallelism (`base_model_tp_plan`) mean by their names of styles."""
 
 from __future__ import annotations
 

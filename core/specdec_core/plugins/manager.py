@@ -69,6 +69,11 @@ class Plugins:
             warnings.warn(f"{error}. The other plugins are loaded", PluginWarning, stacklevel=2)
         return cls(plugins, models)
 
+    @property
+    def usable(self) -> list[Plugin]:
+        """The plugins that were loaded, with core's own."""
+        return [plugin for plugin in self._plugins if plugin.status == "ok"]
+
     def proposer(self, name: str) -> ProposerSpec:
         """The proposer of that name. Raises PluginError, with the reason and advice, if it is not available."""
         return self._offers.find(ProposerSpec, name)

@@ -1,0 +1,189 @@
+"""Rank 0's view of the other ranks: it starts them, sends commands, and finds out why one has ended."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
+from weakref import finalize
+
+import torch
+from attrs import evolve
+
+from specdec_core.errors import ConfigError, DeviceError
+from specdec_core.models.split_modules import Part
+from specdec_core.plugins.discovery import Plugin
+from specdec_core.ranks import processes
+from specdec_core.ranks.group import LostRankError, join
+from specdec_core.ranks.interrupts import later_interrupts
+from specdec_core.ranks.messages import Command, Sum, send
+
+ANSWERS_WITHIN_S = 3.0
+"""How long rank 0 waits for the others to say why an exchange failed."""
+
+
+class Ranks:
+    """The ranks of an engine but the first, which is this process. They end with `close`, when this object is
+    garbage-collected, at the interpreter's exit, and when this process is killed.
+
+    size: the number of ranks. plugins: those that are loaded here, which the other ranks load, too.
+
+    part: this rank's part of models.
+    sent: a checksum of all messages to the other ranks.
+    is_serving: whether the engine is built. Before, an error of this rank's own is raised as it is; afterwards, no
+        command can follow one that was broken off, and interrupts (Ctrl-C) wait until the ranks are in step.
+
+    Raises DeviceError if a rank cannot be started.
+    """
+
+    def __init__(self, size: int, device: torch.device, plugins: Sequence[Plugin]) -> None:
+        self.part: Part
+        self.sent, self.is_serving = Sum(), False
+        self.size, self._device = size, device
+        self._pending: list[Command] = []
+        self._failure: str | None = None
+        self._is_out_of_step = False
+        self._reports: dict[int, tuple[str, Any]] = {}
+        self._processes: list[processes.Process] = []
+        self._folder = tempfile.mkdtemp(prefix="specdec-ranks-")
+        threads = torch.get_num_threads()
+        self._end = finalize(self, _end, self._processes, self._folder, threads)
+        # All ranks have as many threads: with others, products may round differently, and routers choose otherwise.
+        each = max(1, threads // size) if device.type == "cpu" else threads
+        torch.set_num_threads(each)
+        try:
+            for rank in range(1, size):
+                self._processes.append(processes.start(rank, size, each))
+            file = str(Path(self._folder, "ranks"))
+            self.ask("prepare", device, each, [evolve(plugin, hooks=None, specs=[]) for plugin in plugins])
+            with self.together("join", file):
+                self.part = join(file, 0, size, device)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def process_ids(self) -> list[int]:
+        """Of the other ranks, in their order."""
+        return [process.popen.pid for process in self._processes]
+
+    @property
+    def _connections(self) -> list[Connection]:
+        return [process.connection for process in self._processes]
+
+    def later(self, name: str, *args: Any) -> None:
+        """Note a command for the other ranks, which get it with the next one that they run together with this rank."""
+        if self._failure is None:
+            self._pending.append((name, args))
+
+    @contextmanager
+    def together(self, name: str, *args: Any) -> Iterator[None]:
+        """A context in which this rank runs what the others run by this command.
+
+        Raises DeviceError if a rank has ended, and from then on.
+        """
+        if self._failure is not None:
+            raise DeviceError(self._failure)
+        with later_interrupts() if self.is_serving else nullcontext():
+            if self._is_out_of_step:
+                raise self._failed(RuntimeError("an exception broke off what the ranks did together"))
+            self._is_out_of_step = True
+            try:
+                send(self._connections, [*self._pending, (name, args)], self.sent)
+                self._pending.clear()
+                yield
+            except BaseException as error:
+                failure = self._failed(error)
+                if failure is error:
+                    raise
+                raise failure from error
+            self._is_out_of_step = False
+
+    def ask(self, name: str, *args: Any) -> list[Any]:
+        """Return the other ranks' answers to a command, in their order."""
+        with self.together(name, *args):
+            return [self._answer(process) for process in self._processes]
+
+    def close(self) -> None:
+        """End the other ranks. May be called again."""
+        self._failure = self._failure or "this engine was closed, as its LLM was: make another one"
+        self._pending.clear()
+        self._end()
+
+    def _answer(self, process: processes.Process) -> Any:
+        try:
+            kind, value = process.connection.recv()
+        except (EOFError, OSError) as error:
+            raise LostRankError(f"rank {process.rank} has ended") from error
+        if kind != "answer":
+            self._reports[process.rank] = kind, value
+            raise LostRankError(f"rank {process.rank} has failed")
+        return value
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """End the other ranks, which are out of step, and return the error to raise."""
+        if isinstance(error, LostRankError | OSError | EOFError):
+            why = self._why()
+        else:
+            why = f"rank 0 of {self.size} raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        processes.kill(self._processes)
+        self._failure = (
+            f"{why}. The ranks share each layer, so none of them can go on. All requests were ended, and this engine "
+            f"can run no more: make another one, or restart the process"
+        )
+        is_own = why.startswith("rank 0")
+        if not isinstance(error, Exception) or (is_own and not self.is_serving):
+            return error
+        return DeviceError(self._failure)
+
+    def _why(self) -> str:
+        """Find out which rank failed first, and why: one that was killed or that raised an error of its own comes
+        before those that lost the connection to it."""
+        deadline = monotonic() + ANSWERS_WITHIN_S
+        while True:
+            for process in self._processes:
+                code = process.popen.poll()
+                self._read_report(process)  # a process reports before it ends
+                kind, value = self._reports.get(process.rank, ("", ""))
+                if kind == "error":
+                    return f"rank {process.rank} of {self.size} raised {value}"
+                if code is not None and kind != "lost":
+                    how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+                    return f"rank {process.rank} of {self.size} (process {process.popen.pid}) {how}"
+            if monotonic() > deadline:
+                lost = ", ".join(str(rank) for rank in self._reports) or "others"
+                return f"a rank of {self.size} does not answer (lost by {lost})"
+            sleep(0.01)
+
+    def _read_report(self, process: processes.Process) -> None:
+        try:
+            while process.rank not in self._reports and process.connection.poll():
+                kind, value = process.connection.recv()
+                if kind != "answer":
+                    self._reports[process.rank] = kind, value
+        except (EOFError, OSError):
+            return
+
+
+def device_of(rank: int, device: torch.device, size: int) -> torch.device:
+    """The device of a rank: GPUs in a row from rank 0's on. Raises ConfigError if there are not enough."""
+    if device.type != "cuda":
+        return device
+    first = device.index or 0
+    if first + size > torch.cuda.device_count():
+        raise ConfigError(
+            f"tensor_parallel_size={size} needs as many GPUs, from {device} on, and there are "
+            f"{torch.cuda.device_count()}: lower it, or give another device"
+        )
+    return torch.device("cuda", first + rank)
+
+
+def _end(started: list[processes.Process], folder: str, num_threads: int) -> None:
+    processes.end(started)
+    shutil.rmtree(folder, ignore_errors=True)
+    torch.set_num_threads(num_threads)

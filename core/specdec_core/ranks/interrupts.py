@@ -1,0 +1,31 @@
+"""Interrupts (Ctrl-C) that wait until ranks are in step again."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def later_interrupts() -> Iterator[None]:
+    """A context in which Ctrl-C is only noted; it is raised when the context ends. Python interrupts the main thread
+    alone, so in other threads there is nothing to do."""
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    noted: list[int] = []
+
+    def note(number: int, frame: Any) -> None:
+        noted.append(number)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if noted:
+            signal.raise_signal(signal.SIGINT)

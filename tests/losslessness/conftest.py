@@ -20,6 +20,7 @@ import merged_draft
 import random_tree
 import reference
 import table_draft
+from lasting_ranks import lasting_ranks
 from tiny_models import save_tiny_model
 
 from specdec_core.engine import design
@@ -124,6 +125,13 @@ def kv_manager() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(design, "_kv_manager", chosen)
         yield name
+
+
+@pytest.fixture(scope="session")
+def lasting() -> Iterator[None]:
+    """The processes of ranks stay from one LLM to the next, if it was closed."""
+    with lasting_ranks():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,8 @@ from specdec_core.models.split_styles import OF_HEAD, STYLES, Style
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
+REMEDY = "give another tensor_parallel_size, or for a draft model draft_tensor_parallel_size=1"
+
 Interval = tuple[int, int]
 
 
@@ -143,7 +145,7 @@ class _Splitting:
         if num_heads % size or (num_kv_heads % size and size % num_kv_heads):
             raise CompatibilityError(
                 f"{self.names[attention]} has {num_heads} query heads and {num_kv_heads} key heads, which "
-                f"{size} ranks cannot share evenly: give another tensor_parallel_size"
+                f"{size} ranks cannot share evenly: {REMEDY}"
             )
         return num_heads // size, max(1, num_kv_heads // size)
 
@@ -182,7 +184,7 @@ class _Splitting:
         if length % (size * pieces):
             raise CompatibilityError(
                 f"{name} has the shape {list(parameter.shape)}, and {size} ranks cannot share {length // pieces} "
-                f"evenly: give another tensor_parallel_size"
+                f"evenly: {REMEDY}"
             )
         width = length // size // pieces
         starts = [piece * length // pieces + self.part.rank * width for piece in range(pieces)]

@@ -29,6 +29,7 @@ LAYERS = (
     {"plugins", "ops"},
     {"kv", "sampling", "verifiers"},
     {"models"},
+    {"ranks"},
     {"drafting"},
     {"budget"},
     {"engine"},

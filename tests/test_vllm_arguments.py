@@ -88,7 +88,8 @@ def test_other_values_are_refused_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2, .* in one process, on one device.* or give 1"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2, .* in each process.* or give 1"),
+        ({"distributed_executor_backend": "ray"}, "distributed_executor_backend='ray', .* give 'mp'"),
         ({"enable_prefix_caching": True}, "enable_prefix_caching=True, .* choose one as kv_manager"),
         ({"enable_prefix_caching": False, "kv_manager": "prefix"}, "beside kv_manager='prefix'.* the one or the other"),
         ({"num_gpu_blocks_override": 64}, "num_kv_blocks sets the number of blocks"),

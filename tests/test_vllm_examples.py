@@ -1,19 +1,19 @@
-"""Runs scripts of vLLM's documentation. Only the import and the models' names are changed, and tensor-parallel sizes
-are 1.
-"""
+"""Runs scripts of vLLM's documentation. Only the import and the models' names are changed."""
 
 from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from draft_heads import write_checkpoint
+from lasting_ranks import lasting_ranks
 
+from specdec_core import ConfigError
 from specdec_model_tiny import model_path
 
 HIDDEN_SIZE, VOCAB_SIZE, N_PREDICT = 256, 8192, 3  # of the embedded model; of the speculator below
@@ -71,7 +71,7 @@ from vllm import LLM, SamplingParams
 
 llm = LLM(
     model="meta-llama/Llama-3.1-70B-Instruct",
-    tensor_parallel_size=1,
+    tensor_parallel_size=4,
     speculative_config={
         "method": "eagle3",
         "model": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
@@ -100,7 +100,7 @@ from vllm import LLM, SamplingParams
 
 llm = LLM(
     model="meta-llama/Meta-Llama-3.1-70B-Instruct",
-    tensor_parallel_size=1,
+    tensor_parallel_size=4,
     speculative_config={
         "model": "ibm-ai-platform/llama3-70b-accelerator",
         "draft_tensor_parallel_size": 1,
@@ -221,7 +221,7 @@ from vllm import LLM, SamplingParams
 
 llm = LLM(
     model="meta-llama/Meta-Llama-3.1-70B-Instruct",
-    tensor_parallel_size=1,
+    tensor_parallel_size=4,
     speculative_model="ibm-fms/llama3-70b-accelerator",
     speculative_draft_tensor_parallel_size=1,
 )
@@ -278,10 +278,22 @@ SCRIPTS = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def ranks() -> Iterator[None]:
+    """The scripts with several ranks use the same processes."""
+    with lasting_ranks():
+        yield
+
+
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
 def test_a_script_runs_and_prints_its_texts(script, capsys):
     run(script, HEADS)
     assert capsys.readouterr().out.strip()
+
+
+def test_three_ranks_are_refused():
+    with pytest.raises(ConfigError, match="tensor_parallel_size=3 is not supported: give 1, 2 or 4"):
+        run(EAGLE3.replace("tensor_parallel_size=4", "tensor_parallel_size=3"), HEADS)
 
 
 def test_the_script_that_reads_metrics_prints_its_three_lines(capsys):

@@ -81,8 +81,8 @@ def test_a_method_with_a_draft_model_has_its_keys() -> None:
     assert (options.model, options.num_heads, options.max_model_len) == ("./heads", 2, 512)
     with pytest.raises(ConfigError, match=r"not complete: .*'model'"):
         speculative(HeadConfig)
-    with pytest.raises(ConfigError, match="draft_tensor_parallel_size=2 is not supported yet"):
-        speculative(HeadConfig, model="x", draft_tensor_parallel_size=2)
+    with pytest.raises(ConfigError, match="draft_tensor_parallel_size=3 is not supported: give 1, 2 or 4"):
+        speculative(HeadConfig, model="x", draft_tensor_parallel_size=3)
     with pytest.raises(ConfigError, match="did you mean 'num_heads'"):
         speculative(HeadConfig, model="x", num_head=2)
 
@@ -123,7 +123,7 @@ def test_two_methods() -> None:
         ({"revision": 3}, "revision=3"),
         ({"dtype": "float64"}, "dtype='float64'"),
         ({"device": 0}, "device=0"),
-        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 is not supported yet"),
+        ({"tensor_parallel_size": 3}, "tensor_parallel_size=3 is not supported: give 1, 2 or 4"),
         ({"gpu_memory_utilization": 1.5}, "gpu_memory_utilization=1.5"),
         ({"model": ""}, "model=''"),
         ({"seed": "1"}, "seed='1'"),
@@ -159,6 +159,7 @@ CHANGES = [
     {"block_size": 32},
     {"trust_remote_code": True},
     {"enforce_eager": True},
+    {"tensor_parallel_size": 2},
 ]
 NO_CHANGES = [
     {"seed": 3},
@@ -178,7 +179,7 @@ def test_the_hash_covers_what_changes_the_computation_and_nothing_else() -> None
     assert len({plain.compute_hash(), *changed}) == len(CHANGES) + 1
     assert {evolve(plain, **change).compute_hash() for change in NO_CHANGES} == {plain.compute_hash()}
     covered = {key for change in (*CHANGES, *NO_CHANGES) for key in change}
-    assert covered == {attribute.name for attribute in fields(EngineConfig)} - {"tensor_parallel_size"}
+    assert covered == {attribute.name for attribute in fields(EngineConfig)}
     assert EngineConfig(model=Path("m"), dtype="auto").compute_hash() == plain.compute_hash()
 
 

@@ -202,3 +202,10 @@ def test_cuda_graphs_have_room_unless_there_are_none(plan):
         CapacityError, match=r"set enforce_eager=True \(\d+ bytes are for CUDA graphs\), or use a smaller"
     ):
         plan(MIB, device=GPU, max_num_seqs=256)
+
+
+def test_ranks_share_the_memory_of_a_cpu_and_have_a_gpu_each(plan):
+    whole, split = plan(8 * MIB), plan(8 * MIB, tensor_parallel_size=4)
+    assert (whole.num_ranks, split.num_ranks, split.free_bytes) == (1, 4, 2 * MIB)
+    assert split.kv_budget_bytes == whole.kv_budget_bytes // 4
+    assert plan(8 * MIB, tensor_parallel_size=4, device=GPU).free_bytes == 8 * MIB

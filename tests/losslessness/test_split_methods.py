@@ -16,7 +16,12 @@ model_path = pytest.importorskip("specdec_model_tiny").model_path
 
 pytestmark = pytest.mark.usefixtures("lasting")
 
-TEXTS = ["import os\nimport sys\n", "def mean(values):\n    ", "class Stack:\n", "for i in range(10):\n    print(i)\nfor"]
+TEXTS = [
+    "import os\nimport sys\n",
+    "def mean(values):\n    ",
+    "class Stack:\n",
+    "for i in range(10):\n    print(i)\nfor",
+]
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
 SEEDED = SamplingParams(temperature=0.9, top_p=0.95, seed=3, max_tokens=20, ignore_eos=True)
 PARAMS = [GREEDY, SEEDED] * (len(TEXTS) // 2)

@@ -36,7 +36,7 @@ def _all(reason: str, **neutral: Any) -> dict[str, Foreign]:
 EITHER = (False, True)
 
 ENGINE: Mapping[str, Foreign] = {
-    **_all("tensor_parallel_size splits each layer, and no layer is left out", pipeline_parallel_size=1),
+    **_all("all layers are in each process, where tensor_parallel_size splits them", pipeline_parallel_size=1),
     **_all("each rank of tensor_parallel_size is a process of this machine", distributed_executor_backend="mp"),
     **_all(
         "there is one engine, on this machine",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_each_rank_holds_what_check_says(size):
     llm.close()
     assert held == [pytest.approx(memory["target_weight_bytes"], rel=0.05)] * size
     shared = whole["target_weight_bytes"] - EMBEDDING_BYTES  # each rank has the whole embedding
-    assert memory["target_weight_bytes"] == pytest.approx(EMBEDDING_BYTES + shared / size, rel=0.02)
+    assert memory["target_weight_bytes"] == pytest.approx(EMBEDDING_BYTES + shared / size, rel=0.04)  # key heads are repeated
     assert memory["kv_bytes_per_token"] == layout.bytes_per_token
     assert memory["kv_bytes_per_token"] == whole["kv_bytes_per_token"] // 2  # of two key heads, one for each rank
     assert memory["num_ranks"] == size
@@ -53,8 +54,9 @@ def test_each_rank_holds_what_check_says(size):
 
 def test_check_prints_that_the_numbers_are_of_each_rank():
     result = CliRunner().invoke(main, ["check", "--model", "tiny", "--engine", "tensor_parallel_size=4"])
-    assert "ranks            4, and what follows is of each" in result.stdout
-    assert "ranks" not in CliRunner().invoke(main, ["check", "--model", "tiny"]).stdout
+    assert re.search(r"^ranks +4, and what follows is of each", result.stdout, re.MULTILINE)
+    result = CliRunner().invoke(main, ["check", "--model", "tiny"])
+    assert "\nranks" not in result.stdout
 
 
 def test_one_rank_has_no_wrapper():

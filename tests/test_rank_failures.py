@@ -3,6 +3,7 @@ process is left in any case."""
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -85,6 +86,7 @@ def test_a_killed_rank_ends_all_requests_with_its_name(started):
     llm.close()
 
 
+@pytest.mark.nightly
 def test_a_rank_that_is_killed_between_requests_is_noticed_by_the_next_one(started):
     llm = make_llm()
     llm.generate(PROMPTS, SHORT, use_tqdm=False)
@@ -103,6 +105,7 @@ def test_an_exception_of_a_rank_is_told_with_its_text(started):
     llm.close()
 
 
+@pytest.mark.nightly
 def test_an_exception_of_rank_0_in_an_exchange_ends_the_engine(started, monkeypatch):
     llm = make_llm()
     with monkeypatch.context() as patch:
@@ -133,6 +136,7 @@ def test_an_interrupt_waits_until_the_ranks_are_in_step(started, monkeypatch):
     llm.close()
 
 
+@pytest.mark.nightly
 def test_an_exchange_that_was_broken_off_all_the_same_ends_the_engine(started, monkeypatch):
     llm = make_llm()
 
@@ -154,6 +158,13 @@ def test_close_and_garbage_collection_end_the_ranks(started):
     assert not any(map(is_alive, started[0].process_ids))
     with pytest.raises(SpecdecError, match="was closed"):
         llm.generate(PROMPTS, SHORT, use_tqdm=False)
+    llm = make_llm(speculative_config={"method": "eagle3", "num_speculative_tokens": 2})
+    llm.generate(PROMPTS, SHORT, use_tqdm=False)
+    ids = started[1].process_ids
+    started.clear()
+    del llm
+    gc.collect()
+    assert not any(map(is_alive, ids))
 
 
 def test_an_engine_that_cannot_be_built_leaves_no_process(started):
@@ -226,6 +237,7 @@ def test_control_c_ends_a_script_and_its_ranks(script):
     wait_until(lambda: not any(map(is_alive, ids)), ENDS_WITHIN_S)
 
 
+@pytest.mark.nightly
 def test_a_script_that_does_not_close_its_llm_leaves_no_process(script):
     process, ids = script("ends")
     _, errors = process.communicate(timeout=STARTS_WITHIN_S)

@@ -46,7 +46,9 @@ def test_each_rank_holds_what_check_says(size):
     llm.close()
     assert held == [pytest.approx(memory["target_weight_bytes"], rel=0.05)] * size
     shared = whole["target_weight_bytes"] - EMBEDDING_BYTES  # each rank has the whole embedding
-    assert memory["target_weight_bytes"] == pytest.approx(EMBEDDING_BYTES + shared / size, rel=0.04)  # key heads are repeated
+    assert memory["target_weight_bytes"] == pytest.approx(
+        EMBEDDING_BYTES + shared / size, rel=0.04
+    )  # key heads are repeated
     assert memory["kv_bytes_per_token"] == layout.bytes_per_token
     assert memory["kv_bytes_per_token"] == whole["kv_bytes_per_token"] // 2  # of two key heads, one for each rank
     assert memory["num_ranks"] == size

@@ -46,7 +46,8 @@ class CapacityError(SpecdecError):
 
 
 class DeviceError(SpecdecError):
-    """The device failed for good: no later call to it can work in this process, so restart the process."""
+    """The device failed for good: no later call to it can work in this process, so restart the process. Or one of the
+    processes that share a model has ended, so that this engine can run no more."""
 
 
 class CompatibilityError(SpecdecError):

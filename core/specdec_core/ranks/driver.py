@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic, sleep
@@ -19,9 +19,9 @@ from specdec_core.errors import ConfigError, DeviceError
 from specdec_core.models.split_modules import Part
 from specdec_core.plugins.discovery import Plugin
 from specdec_core.ranks import processes
-from specdec_core.ranks.group import LostRankError, join
+from specdec_core.ranks.group import LostRankError, is_lost, join
 from specdec_core.ranks.interrupts import later_interrupts
-from specdec_core.ranks.messages import Command, Sum, send
+from specdec_core.ranks.messages import Command, Sum, described, send
 
 ANSWERS_WITHIN_S = 3.0
 """How long rank 0 waits for the others to say why an exchange failed."""
@@ -94,8 +94,7 @@ class Ranks:
                 raise self._failed(RuntimeError("an exception broke off what the ranks did together"))
             self._is_out_of_step = True
             try:
-                send(self._connections, [*self._pending, (name, args)], self.sent)
-                self._pending.clear()
+                self._send(name, args)
                 yield
             except BaseException as error:
                 failure = self._failed(error)
@@ -115,6 +114,17 @@ class Ranks:
         self._pending.clear()
         self._end()
 
+    def undivided(self) -> AbstractContextManager[None]:
+        """A context in which this rank does what the others do later. Interrupts (Ctrl-C) wait for its end."""
+        return later_interrupts()
+
+    def _send(self, name: str, args: tuple[Any, ...]) -> None:
+        try:
+            send(self._connections, [*self._pending, (name, args)], self.sent)
+        except OSError as error:
+            raise LostRankError("a pipe has no other end") from error
+        self._pending.clear()
+
     def _answer(self, process: processes.Process) -> Any:
         try:
             kind, value = process.connection.recv()
@@ -127,19 +137,14 @@ class Ranks:
 
     def _failed(self, error: BaseException) -> BaseException:
         """End the other ranks, which are out of step, and return the error to raise."""
-        if isinstance(error, LostRankError | OSError | EOFError):
-            why = self._why()
-        else:
-            why = f"rank 0 of {self.size} raised {type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        lost = is_lost(error)
+        why = self._why() if lost else f"rank 0 of {self.size} raised {described(error)}"
         processes.kill(self._processes)
         self._failure = (
             f"{why}. The ranks share each layer, so none of them can go on. All requests were ended, and this engine "
             f"can run no more: make another one, or restart the process"
         )
-        is_own = why.startswith("rank 0")
-        if not isinstance(error, Exception) or (is_own and not self.is_serving):
-            return error
-        return DeviceError(self._failure)
+        return DeviceError(self._failure) if lost or (self.is_serving and isinstance(error, Exception)) else error
 
     def _why(self) -> str:
         """Find out which rank failed first, and why: one that was killed or that raised an error of its own comes

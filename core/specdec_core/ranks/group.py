@@ -26,6 +26,11 @@ class LostRankError(Exception):
     """Another rank has ended, or does not answer. `Ranks` finds out which, and why."""
 
 
+def is_lost(error: BaseException | None) -> bool:
+    """Whether an exception means that another rank has ended: code between may have raised another one for it."""
+    return error is not None and (isinstance(error, LostRankError) or is_lost(error.__cause__))
+
+
 def join(file: str, rank: int, size: int, device: torch.device) -> Part:
     """Wait for the other ranks, and return this rank's `Part`. Makes no process group of torch the default one, so that
     several engines, and a user's own groups, can be in one process.

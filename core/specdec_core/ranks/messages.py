@@ -33,6 +33,11 @@ def _tensor(as_bytes: bytes, dtype: torch.dtype, shape: tuple[int, ...], device:
     return torch.from_numpy(np.frombuffer(bytearray(as_bytes), dtype=np.uint8)).view(dtype).view(shape).to(device)
 
 
+def described(error: BaseException) -> str:
+    """An exception's type and the first line of its text."""
+    return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+
+
 def packed(value: Any) -> bytes:
     """Return a value as bytes, tensors in it included."""
     file = io.BytesIO()

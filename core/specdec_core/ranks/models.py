@@ -21,7 +21,8 @@ from specdec_core.ranks.requests import Sent, Slots
 
 
 class SharedKV:
-    """A `KVManager` whose calls the other ranks repeat with their own, before the next forward pass.
+    """A `KVManager` whose calls the other ranks repeat with their own, before the next forward pass. A call that raises
+    is not repeated: it changed nothing, or the engine releases its requests.
 
     kv: this rank's.
     """
@@ -35,21 +36,24 @@ class SharedKV:
 
     def add_groups(self, layout: KVLayout, others: KVLayout, owner: str, lookahead: int) -> int:
         """Allocate storage with `layout` here, and with `others` on the other ranks."""
-        group = self._kv.add_group(layout, owner, lookahead)
-        self._ranks.later("add_group", others, owner, lookahead)
+        with self._ranks.undivided():
+            group = self._kv.add_group(layout, owner, lookahead)
+            self._ranks.later("add_group", others, owner, lookahead)
         return group
 
     def cache(self, group: int, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         return self._kv.cache(group, layer)
 
     def admit(self, request_id: str, token_ids: np.ndarray, salt: str, groups: Sequence[int]) -> int:
-        found = self._kv.admit(request_id, token_ids, salt, groups)
-        self._ranks.later("admit", request_id, token_ids.copy(), salt, tuple(groups), found)
+        with self._ranks.undivided():
+            found = self._kv.admit(request_id, token_ids, salt, groups)
+            self._ranks.later("admit", request_id, token_ids.copy(), salt, tuple(groups), found)
         return found
 
     def reserve(self, request_id: str, num_tokens: int, num_scratch: int) -> None:
-        self._kv.reserve(request_id, num_tokens, num_scratch)
-        self._ranks.later("reserve", request_id, num_tokens, num_scratch)
+        with self._ranks.undivided():
+            self._kv.reserve(request_id, num_tokens, num_scratch)
+            self._ranks.later("reserve", request_id, num_tokens, num_scratch)
 
     def metadata(self, request_ids: Sequence[str], starts: Sequence[int], lengths: Sequence[int]) -> KVMetadata:
         found = self._kv.metadata(request_ids, starts, lengths)
@@ -62,21 +66,25 @@ class SharedKV:
         return self._slots.get(metadata, metadata)
 
     def compact(self, request_ids: Sequence[str], num_known: Sequence[int], verdict: Verdict) -> None:
-        self._kv.compact(request_ids, num_known, verdict)
-        self._ranks.later("compact", tuple(request_ids), tuple(num_known), verdict)
+        with self._ranks.undivided():
+            self._kv.compact(request_ids, num_known, verdict)
+            self._ranks.later("compact", tuple(request_ids), tuple(num_known), verdict)
 
     def fill(self, group: int, request_ids: Sequence[str], num_tokens: Sequence[int]) -> None:
-        self._kv.fill(group, request_ids, num_tokens)
-        self._ranks.later("fill", group, tuple(request_ids), tuple(num_tokens))
+        with self._ranks.undivided():
+            self._kv.fill(group, request_ids, num_tokens)
+            self._ranks.later("fill", group, tuple(request_ids), tuple(num_tokens))
 
     def advance(self, requests: Sequence[RequestView], counts: Sequence[int]) -> None:
-        self._kv.advance(requests, counts)
-        self._ranks.later("advance", self._sent.news(requests), tuple(counts))
+        with self._ranks.undivided():
+            self._kv.advance(requests, counts)
+            self._ranks.later("advance", self._sent.news(requests), tuple(counts))
 
     def release(self, request_id: str) -> None:
-        self._kv.release(request_id)
-        self._sent.forget(request_id)
-        self._ranks.later("release", request_id)
+        with self._ranks.undivided():
+            self._kv.release(request_id)
+            self._sent.forget(request_id)
+            self._ranks.later("release", request_id)
 
     @property
     def num_free_blocks(self) -> int:
@@ -132,5 +140,7 @@ class SharedModel(Model):
             return super().output_head(hidden, raw)
 
     def output_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
+        if self._output_rows is None:
+            return super().output_rows(token_ids)  # which raises
         with self._ranks.together("output_rows", self._owner, token_ids):
             return super().output_rows(token_ids)

@@ -45,6 +45,7 @@ def _serve(rank: int, size: int, connection: Connection) -> None:
     from specdec_core.ranks.messages import Sum, receive
 
     logging.disable_progress_bar()
+    logging.set_verbosity_error()  # rank 0 says the same
     received = Sum()
     commands = Commands(rank, size, received)
     with torch.inference_mode():
@@ -60,7 +61,7 @@ ANSWERED = frozenset({"prepare", "weight_bytes", "digest"})
 
 def _report(error: BaseException) -> tuple[str, str]:
     """What rank 0 gets to know of an exception: its kind ("lost" if another rank ended first) and its text."""
-    from specdec_core.ranks.group import LostRankError
+    from specdec_core.ranks.group import is_lost
+    from specdec_core.ranks.messages import described
 
-    text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
-    return ("lost" if isinstance(error, LostRankError | OSError) else "error"), text
+    return "lost" if is_lost(error) else "error", described(error)

@@ -16,7 +16,8 @@ from tiny_setup import save_checkpoint
 from specdec_core import LLM, CompatibilityError, ConfigError, SamplingParams
 from specdec_core.api.arguments import dry_run
 from specdec_core.cli import main
-from specdec_core.models import split
+from specdec_core.models import split, split_plan
+from specdec_core.models.split_styles import STYLES
 from specdec_core.models.weight_bytes import weight_bytes
 from specdec_core.ranks.models import SharedModel
 
@@ -129,7 +130,7 @@ def test_heads_that_cannot_be_shared_are_refused(tmp_path):
 
 
 def test_a_style_that_is_not_known_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr(split, "STYLES", {name: style for name, style in split.STYLES.items() if name != "rowwise"})
+    monkeypatch.setattr(split_plan, "STYLES", {name: style for name, style in STYLES.items() if name != "rowwise"})
     with pytest.raises(CompatibilityError, match=r"'llama' models has 'rowwise' for .*o_proj, which is not supported"):
         dry_run("tiny", tensor_parallel_size=2)
 

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 import torch
 from families import FAMILIES, save_family
+from tiny_models import save_tiny_model
 
 from specdec_core import CompatibilityError
 from specdec_core.contracts.kv import KVMetadata, Visibility
-from specdec_core.models import split
+from specdec_core.models import split, split_plan
 from specdec_core.models.split_modules import Part
 
 pytestmark = pytest.mark.usefixtures("lasting")
@@ -91,6 +92,16 @@ def test_a_family_without_a_plan_is_refused_with_the_reason(name, folder_of, mak
         make_llm(folder_of(name), None, tensor_parallel_size=2, **FEWEST)
 
 
+def test_layers_as_wide_as_all_key_heads_are_not_taken_for_keys(tmp_path, make_llm):
+    """The attention's output has as many features as the two key heads, which are repeated."""
+    folder = save_tiny_model("llama", tmp_path / "narrow", hidden_size=32)
+    found = []
+    for size in (1, 4):
+        with opened(make_llm, folder, size) as llm:
+            found.append(logits_of(llm))
+    assert (found[0] - found[1]).abs().max() < TOLERANCE
+
+
 def skip_sums(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Part, "sum", lambda part, partial: part.gather(partial)[0])
 
@@ -105,12 +116,12 @@ def read_another_part(patch: pytest.MonkeyPatch) -> None:
 
 
 def repeat_another_head(patch: pytest.MonkeyPatch) -> None:
-    right = split._Splitting._repeated
+    right = split_plan._Splitting._repeated
 
     def repeated(self: Any, *args: Any) -> Any:
         return [(name, (start + end, 2 * end)) for name, (start, end) in right(self, *args)]
 
-    patch.setattr(split._Splitting, "_repeated", repeated)
+    patch.setattr(split_plan._Splitting, "_repeated", repeated)
 
 
 @pytest.mark.parametrize("mistake", [skip_sums, read_another_part, repeat_another_head])
@@ -122,6 +133,6 @@ def test_a_mistake_of_one_rank_shows_in_the_logits(mistake, folder_of, make_llm,
 
 def test_heads_that_are_not_repeated_are_refused(folder_of, make_llm, monkeypatch):
     """Without the repetition, a rank would get half a head of keys."""
-    monkeypatch.setattr(split._Splitting, "_repeated", lambda *args: ())
+    monkeypatch.setattr(split_plan._Splitting, "_repeated", lambda *args: ())
     with pytest.raises(CompatibilityError):
         make_llm(folder_of("llama"), None, tensor_parallel_size=4, **FEWEST)

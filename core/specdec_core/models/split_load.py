@@ -22,8 +22,9 @@ from specdec_core.models.empty_model import GuessedValues, empty_model
 from specdec_core.models.load import ModelSource, checked
 from specdec_core.models.quantization import own_quantization
 from specdec_core.models.rope import pin_positions
-from specdec_core.models.split import Cut, Split, shrink, split_of
+from specdec_core.models.split import Cut, Split, shrink
 from specdec_core.models.split_modules import Part
+from specdec_core.models.split_plan import split_of
 
 STACKING = frozenset({"MergeModulelist", "Concatenate"})
 """transformers' conversions that put the tensors of single experts together: their parts are put together likewise."""

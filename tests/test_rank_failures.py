@@ -58,14 +58,14 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Ranks]]:
         wait_until(lambda ranks=ranks: not any(map(is_alive, ranks.process_ids)), ENDS_WITHIN_S)
 
 
-def make_llm(**more: Any) -> LLM:
+def make_llm(size: int = 2, **more: Any) -> LLM:
     settings = {"dtype": "float32", "max_model_len": 512, "num_kv_blocks": 128, "disable_log_stats": True, **more}
-    return LLM("tiny", tensor_parallel_size=2, **settings)
+    return LLM("tiny", tensor_parallel_size=size, **settings)
 
 
 def test_a_killed_rank_ends_all_requests_with_its_name(started):
-    llm = make_llm()
-    (process_id,) = started[0].process_ids
+    llm = make_llm(4)
+    _, process_id, _ = started[0].process_ids
     killed: list[float] = []
 
     def kill() -> None:
@@ -75,13 +75,13 @@ def test_a_killed_rank_ends_all_requests_with_its_name(started):
 
     threading.Thread(target=kill).start()
     with pytest.raises(
-        DeviceError, match=r"rank 1 of 2 \(process \d+\) was ended by signal 9.*All requests were ended"
+        DeviceError, match=r"rank 2 of 4 \(process \d+\) was ended by signal 9.*All requests were ended"
     ):
         llm.generate(PROMPTS, LONG, use_tqdm=False)
     assert monotonic() - killed[0] < ENDS_WITHIN_S
     assert not llm.is_healthy
     assert not llm.engine.has_unfinished
-    with pytest.raises(DeviceError, match="rank 1 of 2"):
+    with pytest.raises(DeviceError, match="rank 2 of 4"):
         llm.generate(PROMPTS, SHORT, use_tqdm=False)
     llm.close()
 

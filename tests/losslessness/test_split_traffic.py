@@ -82,6 +82,17 @@ def test_ranks_agree_after_every_step(kind, model, make_llm):
     assert figures.num_draft_tokens > 0
 
 
+def test_a_kv_manager_that_finds_other_tokens_on_a_rank_is_named(model, make_llm, monkeypatch):
+    later = Ranks.later
+
+    def wrong(self: Ranks, name: str, *args: Any) -> None:
+        later(self, name, *((*args[:-1], args[-1] + traffic.BLOCK_SIZE) if name == "admit" else args))
+
+    monkeypatch.setattr(Ranks, "later", wrong)
+    with pytest.raises(DeviceError, match="rank 1 of 2 raised RuntimeError: the KV manager found 0 cached tokens"):
+        sent(model, make_llm, KINDS[0], NUM_STEPS)
+
+
 @pytest.mark.parametrize("lost", ["release", "reserve", "advance"])
 def test_commands_that_are_lost_are_noticed(lost, model, make_llm, monkeypatch):
     later, is_lost = Ranks.later, cycle([False] * 9 + [True])

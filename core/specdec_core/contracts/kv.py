@@ -106,6 +106,9 @@ class KVManager(Protocol):
 
     An interrupt (Ctrl-C) may break off any of these calls. The engine then calls `release` for every running request,
     perhaps twice; afterwards all their blocks must be available again. Managers built on `BlockPool` meet this.
+
+    With tensor parallelism each rank has a manager of its own, for its heads, and all get the same calls but `metadata`
+    and `num_free_blocks`: what a manager does must follow from these calls alone.
     """
 
     def add_group(self, layout: KVLayout, owner: str = TARGET, lookahead: int = 0) -> int:

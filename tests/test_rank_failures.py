@@ -154,6 +154,7 @@ def test_an_exchange_that_was_broken_off_all_the_same_ends_the_engine(started, m
 
 def test_close_and_garbage_collection_end_the_ranks(started):
     llm = make_llm()
+    assert not Path(started[0]._folder).exists()
     llm.close()
     assert not any(map(is_alive, started[0].process_ids))
     with pytest.raises(SpecdecError, match="was closed"):

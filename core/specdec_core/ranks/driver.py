@@ -108,6 +108,11 @@ class Ranks:
         with self.together(name, *args):
             return [self._answer(process) for process in self._processes]
 
+    def serve(self) -> None:
+        """Note that the engine is built. The ranks have found each other: nothing is left on disk from here on."""
+        self.is_serving = True
+        shutil.rmtree(self._folder, ignore_errors=True)
+
     def close(self) -> None:
         """End the other ranks. May be called again."""
         self._failure = self._failure or "this engine was closed, as its LLM was: make another one"

@@ -76,7 +76,7 @@ class Shared:
         return kv.add_groups(layout, layout if is_split else smallest, owner, lookahead)
 
     def serve(self) -> None:
-        self.ranks.is_serving = True
+        self.ranks.serve()
 
     def close(self) -> None:
         self.ranks.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from lasting_ranks import lasting_ranks
 from tiny_setup import save_checkpoint
 
-from specdec_core import LLM, CompatibilityError, ConfigError, SamplingParams
+from specdec_core import LLM, AsyncLLM, CompatibilityError, ConfigError, SamplingParams
 from specdec_core.api.arguments import dry_run
 from specdec_core.cli import main
 from specdec_core.models import split, split_plan
@@ -22,6 +23,7 @@ from specdec_core.models.weight_bytes import weight_bytes
 from specdec_core.ranks.models import SharedModel
 
 EMBEDDING_BYTES = 8192 * 256 * 4
+PROMPTS = ["import os", "def f(x):"]
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3}
 
 
@@ -170,6 +172,23 @@ def test_seeds_and_penalties_are_those_of_one_rank():
     texts = []
     for size in (1, 2):
         llm = LLM("tiny", tensor_parallel_size=size, speculative_config=NGRAM, **settings)
-        texts.append([output.outputs[0].text for output in llm.generate(["import os", "def f(x):"], params)])
+        texts.append([output.outputs[0].text for output in llm.generate(PROMPTS, params)])
         llm.close()
     assert texts[0] == texts[1]
+
+
+def test_an_async_llm_runs_its_steps_in_another_thread():
+    settings = {"dtype": "float32", "num_kv_blocks": 64, "max_model_len": 256, "speculative_config": NGRAM}
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+    async def texts() -> list[str]:
+        llm = AsyncLLM("tiny", tensor_parallel_size=2, **settings)
+        try:
+            return ["".join([part.text async for part in llm.generate(prompt, params)]) for prompt in PROMPTS]
+        finally:
+            await llm.shutdown()
+
+    llm = LLM("tiny", tensor_parallel_size=2, **settings)
+    expected = [output.outputs[0].text for output in llm.generate(PROMPTS, params)]
+    llm.close()
+    assert asyncio.run(texts()) == expected

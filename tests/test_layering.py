@@ -171,7 +171,7 @@ def test_what_plugins_are_listed_with_is_light():
 def test_what_plugins_are_listed_with_is_small():
     files = [path for package in ("contracts", "plugins") for path in (CORE / package).glob("*.py")]
     assert len(files) > 10
-    assert sum(len(path.read_text().splitlines()) for path in files) <= 2150
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 2200
 
 
 def test_docstrings_list_the_readers_of_sampling_parameters_and_of_families():

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from families import FAMILIES, save_family
+from families import FAMILIES, RECURRENT, save_family
 from tiny_models import save_tiny_model
 
 from specdec_core import CompatibilityError
@@ -26,7 +26,7 @@ NO_PLAN = ("bitnet", "gpt2", "gpt_oss", "hunyuan_v1_dense", "opt", "persimmon", 
 BY_DAY = ("llama", "qwen2", "qwen3", "gemma2", "mixtral", "phi3", "deepseek_v2", "gpt_neox")
 CASES = [
     pytest.param(name, size, marks=() if name in BY_DAY else pytest.mark.nightly)
-    for name in sorted(FAMILIES.keys() - set(NO_PLAN))
+    for name in sorted(FAMILIES.keys() - {*NO_PLAN, *RECURRENT})
     for size in (2, 4)
 ]
 FEWEST = {"max_model_len": 64, "num_kv_blocks": 8}
@@ -89,6 +89,12 @@ def test_logits_are_those_of_the_whole_model(name, size, folder_of, make_llm, wh
 @pytest.mark.parametrize("name", NO_PLAN)
 def test_a_family_without_a_plan_is_refused_with_the_reason(name, folder_of, make_llm):
     with pytest.raises(CompatibilityError, match=f"no plan for splitting '{name}' models.*tensor_parallel_size=1"):
+        make_llm(folder_of(name), None, tensor_parallel_size=2, **FEWEST)
+
+
+@pytest.mark.parametrize("name", RECURRENT[:2])
+def test_recurrent_layers_are_not_split(name, folder_of, make_llm):
+    with pytest.raises(CompatibilityError, match="keep a state for each request.*give tensor_parallel_size=1"):
         make_llm(folder_of(name), None, tensor_parallel_size=2, **FEWEST)
 
 

@@ -109,8 +109,8 @@ def _built(
         groups = [kv.add_group(layout) for layout in target.kv_groups.layouts]
     places = [(groups[kind], layer) for kind, layer in target.kv_groups.places]
     attention = PagedAttention(kv, places, design.ops, Padding.of(device))
-    layout, states = target.kv_groups.states, None
-    store = None if layout is None else StateStore(layout, config.max_num_seqs, device)
+    kept, states = target.kv_groups.states, None
+    store = None if kept is None else StateStore(kept, config.max_num_seqs, device)
     target.attach(attention, design.ops, design.plan, store)
     if target.recurrent is not None:
         states = RequestStates(target.recurrent, device)

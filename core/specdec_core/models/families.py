@@ -2,9 +2,9 @@
 their options. Each fact is a line here, and a model in tests/losslessness/families.py tests it.
 
 These modules read the facts: `model` and `load` (refusals), `rope` (positions), `attention`, `mixers`, `compatibility`,
-`decoder_trial` and `fused_ops` (calls of the family's functions), `embedding_and_head` (softcap of logits), `split` and
-`split_plan` (numbers of heads). No other code depends on a family's name. All other differences, such as a scale of
-embeddings, are found by running the model (`attention.probe`, `compatibility.try_out`,
+`decoder_trial` and `fused_ops` (calls of the family's functions), `embedding_and_head` (softcap of logits), `split`,
+`split_plan` and `split_load` (what ranks share). No other code depends on a family's name. All other differences, such
+as a scale of embeddings, are found by running the model (`attention.probe`, `compatibility.try_out`,
 `embedding_and_head.record_embedding_and_head`, `decoder_trial.record_decoder`).
 
 A keyword of attention that is new to all families also becomes an argument in: `ops/__init__.py` (`FEATURES`),

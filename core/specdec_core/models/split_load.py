@@ -19,6 +19,7 @@ from specdec_core.models.attention import IMPLEMENTATION, probe
 from specdec_core.models.checkpoint import Checkpoint
 from specdec_core.models.compatibility import refusing_failures
 from specdec_core.models.empty_model import GuessedValues, empty_model
+from specdec_core.models.families import RECURRENT
 from specdec_core.models.load import ModelSource, checked
 from specdec_core.models.quantization import own_quantization
 from specdec_core.models.rope import pin_positions
@@ -35,6 +36,12 @@ def plan_split(source: ModelSource, config: PretrainedConfig, info: TargetInfo, 
 
     Raises CompatibilityError if the model cannot be split among these ranks, ConfigError if it would be quantized.
     """
+    family = config.get_text_config().model_type
+    if family in RECURRENT:
+        raise CompatibilityError(
+            f"{family!r} models have layers that keep a state for each request, and these cannot be split: give "
+            f"tensor_parallel_size=1"
+        )
     if source.quantization is not None or own_quantization(config) is not None:
         raise ConfigError(
             f"model={source.path!r} is quantized (quantization={shown(source.quantization)}), and only weights that "

@@ -12,9 +12,11 @@ import torch
 from specdec_core.contracts.kv import TARGET, KVLayout, KVManager, KVMetadata, Visibility
 from specdec_core.contracts.proposer import Plan, RequestView
 from specdec_core.contracts.verifier import Verdict
+from specdec_core.kv.states import StateStore
 from specdec_core.models import Model
 from specdec_core.models.attention import PagedAttention
 from specdec_core.models.load import ModelSource
+from specdec_core.models.recurrent import StatePlan
 from specdec_core.ranks.digests import digest
 from specdec_core.ranks.driver import Ranks
 from specdec_core.ranks.requests import Sent, Slots
@@ -101,7 +103,8 @@ class SharedKV:
 
 
 class SharedModel(Model):
-    """Rank 0's part of a model. The other ranks run its forward passes, too.
+    """Rank 0's part of a model. The other ranks run its forward passes, too. It has no recurrent layers: models that
+    have some are not split.
 
     owner: TARGET, or the name of the proposer whose draft model this is.
     """
@@ -113,13 +116,17 @@ class SharedModel(Model):
             super().__init__(source, ranks.part)
 
     def attach(
-        self, attention: PagedAttention, ops: Mapping[str, Callable[..., Any]], plan: Plan | None = None
+        self,
+        attention: PagedAttention,
+        ops: Mapping[str, Callable[..., Any]],
+        plan: Plan | None = None,
+        states: StateStore | None = None,
     ) -> None:
         plan = plan or Plan()
         self._kv = attention.kv  # type: ignore[assignment]
         places, padding = attention.places, attention.padding
         with self._ranks.together("attach", self._owner, places, padding, Plan(output_rows=plan.output_rows)):
-            super().attach(attention, ops, plan)
+            super().attach(attention, ops, plan, states)
 
     def forward(
         self,
@@ -130,10 +137,11 @@ class SharedModel(Model):
         rows: torch.Tensor,
         *,
         window: int | None = None,
+        states: StatePlan | None = None,
     ) -> tuple[torch.Tensor, Mapping[str, torch.Tensor]]:
         slots = self._kv.slots_of(metadata)
         with self._ranks.together("forward", self._owner, token_ids, positions, slots, visibility, rows, window):
-            return super().forward(token_ids, positions, metadata, visibility, rows, window=window)
+            return super().forward(token_ids, positions, metadata, visibility, rows, window=window, states=states)
 
     def output_head(self, hidden: torch.Tensor, raw: bool = False) -> torch.Tensor:
         with self._ranks.together("output_head", self._owner, hidden, raw):

@@ -55,6 +55,11 @@ class RequestCopy:
     num_cached_tokens: int
     token_ids: np.ndarray  # int64 [num_tokens]
 
+    @property
+    def prediction(self) -> np.ndarray:
+        """Empty: KV managers have no use for it."""
+        return self.token_ids[:0]
+
     @classmethod
     def updated(cls, known: RequestCopy | None, news: News) -> RequestCopy:
         before = news.token_ids[:0] if known is None else known.token_ids[: news.start]

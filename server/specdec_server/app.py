@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -52,7 +53,9 @@ def make_app(llm: AsyncLLM, settings: Settings) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        watching = asyncio.create_task(service.watchdog.run())
         yield
+        watching.cancel()
         service.close()
 
     answered = (ApiError, SpecdecError, HTTPException, ClientDisconnect, Exception)

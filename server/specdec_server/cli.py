@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import signal
 import sys
@@ -82,6 +81,14 @@ PATH = click.Path(path_type=Path)
     help="Most seconds from a request's arrival to the end of its answer.",
 )
 @click.option(
+    "--step-timeout",
+    "step_timeout_s",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    show_default="30, and more on slow machines",
+    help="Most seconds of an engine's step, after which it counts as hanging. 0: any time.",
+)
+@click.option(
     "--drain-timeout",
     "drain_timeout_s",
     type=click.FloatRange(min=0),
@@ -133,7 +140,7 @@ def serve(
     http://127.0.0.1:8000/v1 as soon as it says so. SIGTERM and Ctrl-C let running requests end first.
     """
     from specdec_server.app import make_app
-    from specdec_server.serving import DrainingServer, bound_socket
+    from specdec_server.serving import DrainingServer, bound_socket, end_engine
     from specdec_server.settings import Settings
 
     if served_model is not None:
@@ -154,7 +161,8 @@ def serve(
     with ExitStack() as ending:
         listening = ending.enter_context(bound_socket(host, port))
         llm = options.load_async()
-        ending.callback(lambda: asyncio.run(llm.shutdown()))
+        app = make_app(llm, made)
+        ending.callback(end_engine, llm, app.state.service.watchdog)
         _try_template(llm, made.chat_template)
         _log_to_stderr()
         address, port = listening.getsockname()[:2]
@@ -164,7 +172,7 @@ def serve(
             click.echo(f"Serving {made.model_names[0]} at http://{shown}:{port}/v1. Ctrl-C ends it.", err=True)
 
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # uvicorn drains first, and then sends it again
-        DrainingServer(make_app(llm, made), made, tell).run(sockets=[listening])
+        DrainingServer(app, made, tell).run(sockets=[listening])
 
 
 def _read_template(file: Path) -> str:

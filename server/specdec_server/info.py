@@ -107,7 +107,10 @@ class Info:
         return JSONText({"prompt": await self._service.tokenize(lambda: str(decode(tokens)))})
 
     async def health(self, request: Request) -> Response:
-        self._service.lifecycle.check()
+        try:
+            self._service.lifecycle.check()
+        except ApiError as error:
+            return JSONText(error.body, 503)
         return JSONText({"status": "ok"})
 
     async def version(self, request: Request) -> Response:
@@ -117,6 +120,8 @@ class Info:
         return JSONText({"server_load": self._service.lifecycle.num_requests})
 
     async def metrics(self, request: Request) -> Response:
+        if self._service.watchdog.is_stuck:
+            self._service.lifecycle.check()
         reading = self._service.llm.read_metrics()
         try:
             return self._service.metrics.response(await asyncio.wait_for(reading, METRICS_TIMEOUT_S))

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 
-from specdec_core import AsyncLLM
+from specdec_core import AsyncLLM, SpecdecError
 from specdec_server.errors import ApiError
 from specdec_server.settings import Settings
 
@@ -38,14 +38,20 @@ class Lifecycle:
         self._num_completions = 0
         self._timeout_s = settings.request_timeout_s
         self._drain_timeout_s = settings.drain_timeout_s
-        self._draining, self._ended = asyncio.Event(), asyncio.Event()
+        self._draining, self._ended, self._failed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._fault = ""  # why requests fail, while _failed is set
 
     def check(self) -> None:
-        """Raise ApiError if the server can run no request: the device has failed, or the server ends."""
-        if self._llm.engine.failure is not None:
-            raise ApiError.of(self._llm.engine.failure)
+        """Raise ApiError if the server can run no request: the engine hangs or has failed, or the server ends."""
+        self._check_engine()
+        if self._failed.is_set():
+            raise self._stuck
         if self.is_draining or not self._llm.is_healthy:
             raise ApiError(503, SHUTTING_DOWN, code="shutting_down")
+
+    def _check_engine(self) -> None:
+        if self._llm.failure is not None:
+            raise ApiError(500, str(self._llm.failure), code="engine_dead")
 
     @contextmanager
     def admit(self, num_completions: int) -> Iterator[None]:
@@ -92,34 +98,57 @@ class Lifecycle:
         """Run the work of a request and return its result.
 
         Cancels it, and waits until it has ended, if the client disconnects (ClientDisconnect), after the server's
-        request_timeout (ApiError 504), and when the time to drain is over (ApiError 503).
+        request_timeout (ApiError 504), when the time to drain is over, and when the engine hangs (ApiError 503).
 
         receive: of the request, whose body has been read: the next message tells that the client is gone.
         """
         self.num_requests += 1
         task = asyncio.ensure_future(work)
         gone, ended = asyncio.ensure_future(_disconnect(receive)), asyncio.ensure_future(self._ended.wait())
-        every = (task, gone, ended)
+        failed = asyncio.ensure_future(self._failed.wait())
+        every = (task, gone, ended, failed)
         try:
             await asyncio.wait(every, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
             if gone.done():
                 raise ClientDisconnect
+            if failed.done():
+                raise self._stuck
             if ended.done():
                 raise ApiError(503, "the server shut down before the request was complete", code="shutting_down")
             raise ApiError(504, f"the request took longer than {self._timeout_s:g} s: ask for less", code="timeout")
+        except SpecdecError:
+            self._check_engine()
+            raise
         finally:
             for each in every:
                 each.cancel()
             await asyncio.gather(*every, return_exceptions=True)
             self.num_requests -= 1
 
+    @property
+    def _stuck(self) -> ApiError:
+        return ApiError(503, self._fault, code="engine_stuck")
+
+    def fail(self, fault: str) -> None:
+        """End all requests with this message, and those that come, until `recover`."""
+        self._fault = fault
+        self._failed.set()
+
+    def recover(self) -> None:
+        """Take requests again after `fail`."""
+        self._failed.clear()
+
     def drain(self) -> None:
         """Admit no more requests, and end those that still run after the server's drain_timeout."""
         self.is_draining = True
         self._draining.set()
-        asyncio.get_running_loop().call_later(self._drain_timeout_s, self._ended.set)
+        asyncio.get_running_loop().call_later(self._drain_timeout_s, self.end)
+
+    def end(self) -> None:
+        """End the requests that still run."""
+        self._ended.set()
 
 
 async def _disconnect(receive: Receive) -> None:

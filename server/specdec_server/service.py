@@ -17,6 +17,7 @@ from specdec_server.limits import LongestText
 from specdec_server.metrics import ServerMetrics
 from specdec_server.settings import Settings
 from specdec_server.tool_parsers import MARKERS, PARSERS, ToolParser, parser_shown_by
+from specdec_server.watchdog import Watchdog, step_timeout_of
 
 T = TypeVar("T")
 
@@ -28,6 +29,7 @@ class Service:
         self.llm = llm
         self.settings = settings
         self.lifecycle = Lifecycle(llm, settings)
+        self.watchdog = Watchdog(llm, self.lifecycle, step_timeout_of(llm, settings.step_timeout_s))
         self.metrics = ServerMetrics(settings.model_names[0])
         self._tokenizing = ThreadPoolExecutor(1, "specdec-tokenizer")
         most_tokens = settings.max_prompt_tokens or llm.engine.target.info.max_model_len

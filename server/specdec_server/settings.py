@@ -16,6 +16,8 @@ class Settings:
     max_prompt_tokens: the longest prompt; None: what the engine's max_model_len leaves room for.
     max_queued: the most completions that wait while max_num_seqs others run. The next ones are refused with 429.
     request_timeout_s: the most seconds from a request's arrival to the end of its answer; None: any time.
+    step_timeout_s: the most seconds of an engine's step. After that, the engine counts as hanging. 0: any time; None:
+        30, or ten times as long as the longest step is expected to take.
     drain_timeout_s: the most seconds that requests may take after SIGTERM. Those that are left then fail.
     chat_template: a Jinja template to use instead of the tokenizer's; None: the tokenizer's.
     trust_request_chat_template: whether requests may have a chat_template of their own.
@@ -31,6 +33,7 @@ class Settings:
     max_prompt_tokens: int | None = None
     max_queued: int = 1000
     request_timeout_s: float | None = None
+    step_timeout_s: float | None = None
     drain_timeout_s: float = 30.0
     chat_template: str | None = None
     trust_request_chat_template: bool = False

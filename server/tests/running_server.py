@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -73,6 +76,41 @@ class Running:
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive()
         self._socket.close()
+
+
+def last_event(text: str) -> dict[str, Any]:
+    """The last JSON object of a stream that ended as it should."""
+    *_, event, last = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert last == "[DONE]"
+    found: dict[str, Any] = json.loads(event)
+    return found
+
+
+def read_until(process: subprocess.Popen[str], part: str) -> str:
+    """Read lines of standard error up to one that has this part, and return it."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if part in line:
+            return line
+    raise AssertionError(f"the server ended with status {process.wait()}")
+
+
+@contextmanager
+def serving(*arguments: str, before: str = "") -> Iterator[tuple[subprocess.Popen[str], httpx.Client]]:
+    """A context with a process that serves the embedded model with further arguments of `spec-decode serve`, and with a
+    client of it. What is left of the process is killed.
+
+    before: Python code that the process runs first.
+    """
+    line = ["serve", "tiny", "--port", "0", "--dtype", "float32", *arguments]
+    code = f"{before}\nfrom specdec_core.cli import main\nmain({line!r})"
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url = read_until(process, "Serving tiny at ").split()[3].removesuffix("/v1.")
+            with httpx.Client(base_url=url, timeout=WAIT_S, trust_env=False) as client:
+                yield process, client
+        finally:
+            process.kill()
 
 
 def wait_for(holds: Callable[[], bool]) -> None:

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 import torch
-from running_server import ENGINE, WAIT_S, Running, limited, wait_for
+from running_server import ENGINE, WAIT_S, Running, last_event, limited, serving, wait_for
 
 from specdec_core import AsyncLLM, PluginWarning
 
@@ -33,14 +28,6 @@ def started() -> Iterator[Running]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PluginWarning)
         asyncio.run(running.llm.shutdown())
-
-
-def last_event(text: str) -> dict[str, Any]:
-    """The last JSON object of a stream that ended as it should."""
-    *_, event, last = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    assert last == "[DONE]"
-    found: dict[str, Any] = json.loads(event)
-    return found
 
 
 def test_a_dead_engine(started: Running) -> None:
@@ -67,7 +54,7 @@ def test_a_dead_engine(started: Running) -> None:
         started.post("/v1/chat/completions", **chat),
         started.post("/tokenize", prompt="x"),
     ]
-    assert [each.status_code for each in later] == [500] * 5
+    assert [each.status_code for each in later] == [503, *[500] * 4]
     for found in [*bodies, *(each.json() for each in later)]:
         assert (found["error"]["code"], found["error"]["type"]) == ("engine_dead", "server_error")
         assert ASSERT in found["error"]["message"]
@@ -128,43 +115,54 @@ def test_a_draining_server_admits_nothing(started: Running) -> None:
     assert [(each.status_code, each.json()["error"]["code"]) for each in refused] == [(503, "shutting_down")] * 2
 
 
-def read_until(process: subprocess.Popen[str], part: str) -> str:
-    """Read lines of standard error up to one that has this part, and return it."""
-    assert process.stderr is not None
-    for line in process.stderr:
-        if part in line:
-            return line
-    raise AssertionError(f"the server ended with status {process.wait()}")
-
-
 def test_sigterm_under_load() -> None:
     """The process ends by itself, and each request has finished or failed with a reason."""
-    command = [str(Path(sys.executable).with_name("spec-decode")), "serve", "tiny", "--port", "0", "--dtype", "float32"]
-    command += ["--drain-timeout", "0.5", "--method", "ngram", "--engine", "max_num_seqs=16"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
-    try:
-        url = read_until(process, "Serving tiny at ").split()[3].removesuffix("/v1.")
-        with httpx.Client(base_url=url, timeout=WAIT_S, trust_env=False) as client, ThreadPoolExecutor(12) as pool:
+    arguments = ["--drain-timeout", "0.5", "--method", "ngram", "--engine", "max_num_seqs=16"]
+    with serving(*arguments) as (process, client), ThreadPoolExecutor(12) as pool:
 
-            def request(index: int) -> str:
-                most = 30 if index % 3 == 0 else 2000
-                body = {"prompt": PROMPTS[index % 4], "max_tokens": most, "ignore_eos": True, "stream": index % 2 == 0}
-                answer = client.post("/v1/completions", json=body)
-                found = answer.json() if index % 2 or answer.status_code == 503 else last_event(answer.text)
-                return found["error"]["code"] if "error" in found else found["choices"][0]["finish_reason"]
+        def request(index: int) -> str:
+            most = 30 if index % 3 == 0 else 2000
+            body = {"prompt": PROMPTS[index % 4], "max_tokens": most, "ignore_eos": True, "stream": index % 2 == 0}
+            answer = client.post("/v1/completions", json=body)
+            found = answer.json() if index % 2 or answer.status_code == 503 else last_event(answer.text)
+            return found["error"]["code"] if "error" in found else found["choices"][0]["finish_reason"]
 
-            pending = [pool.submit(request, index) for index in range(12)]
-            wait_for(lambda: client.get("/load").json()["server_load"] >= 8 or any(each.done() for each in pending))
-            process.send_signal(signal.SIGTERM)
-            outcomes = [each.result() for each in pending]
+        pending = [pool.submit(request, index) for index in range(12)]
+        wait_for(lambda: client.get("/load").json()["server_load"] >= 8 or any(each.done() for each in pending))
+        process.send_signal(signal.SIGTERM)
+        outcomes = [each.result() for each in pending]
         assert {*outcomes} <= {"length", "shutting_down"}
         assert process.wait(WAIT_S) == 0
         lines = [line for line in process.stderr or () if line.startswith("{")]
         assert {json.loads(line)["path"] for line in lines} <= {"/v1/completions", "/load"}
         assert len(lines) >= 12
-    finally:
-        if process.poll() is None:
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait()
-        if process.stderr is not None:
-            process.stderr.close()
+
+
+SLOW_STEPS = """
+import time
+from specdec_core.engine.engine import Engine
+step = Engine._step
+Engine._step = lambda engine: (time.sleep(0.05), step(engine))[1]
+"""
+
+
+def takes_connections(client: httpx.Client) -> bool:
+    try:
+        return client.get("/health").status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+def test_a_second_interrupt_ends_the_requests() -> None:
+    """They get an answer with the reason, before their time to drain is over."""
+    arguments = ["--drain-timeout", str(10 * WAIT_S)]
+    with serving(*arguments, before=SLOW_STEPS) as (process, client), ThreadPoolExecutor(1) as pool:
+        body = {"prompt": PROMPTS[0], "max_tokens": 2000, "ignore_eos": True}
+        pending = pool.submit(client.post, "/v1/completions", json=body)
+        wait_for(lambda: client.get("/load").json() == {"server_load": 1})
+        process.send_signal(signal.SIGINT)
+        wait_for(lambda: not takes_connections(client))
+        process.send_signal(signal.SIGINT)
+        answer = pending.result()
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+        assert process.wait(WAIT_S) == 130

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import traceback
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,26 +34,48 @@ class AsyncLLM:
     `generate` and `chat` return asynchronous generators. Closing a generator, or cancelling the task that reads it,
     cancels its requests. A wrong prompt raises an error in its own generator only. An error in an engine step is raised
     in the generators of all requests that the error ended. The other requests and the engine continue, unless the
-    device has failed (`DeviceError`, `is_healthy`). Shut the engine down with `await llm.shutdown()` or `async with`.
+    device has failed (`DeviceError`) or the engine's thread has ended by an error (`failure`, `is_healthy`). Shut the
+    engine down with `await llm.shutdown()` or `async with`.
 
     engine: its methods are for its own thread. Any thread may read `target`, `num_speculative_tokens`, `max_num_seqs`,
-        `is_dead` and `failure`.
+        `longest_step_s`, `is_dead` and `failure`.
     """
 
     def __init__(self, model: str | Path, **keywords: Any) -> None:
         self._session = Session(model, **keywords)
         self.engine = self._session.engine
         self._lock = Lock()  # of the three below
-        self._commands: list[Callable[[], None]] = []
+        self._commands: deque[Callable[[], None]] = deque()
         self._thread: Thread | None = None
         self._is_shut_down = False
         self._streams: set[_Stream] = set()  # the engine thread's
+        self._num_done = 0  # steps and commands
+        self._lost: SpecdecError | None = None
 
     @property
     def is_healthy(self) -> bool:
-        """Whether prompts can be run. False after `shutdown`, or after the device has failed (`DeviceError`). A
-        failed device can be used only by a new process. Any thread may use this health check."""
-        return not self._is_shut_down and not self.engine.is_dead
+        """Whether prompts can be run. False after `shutdown` and after a `failure`. Any thread may use this health
+        check."""
+        return not self._is_shut_down and self.failure is None
+
+    @property
+    def failure(self) -> SpecdecError | None:
+        """Why no prompt can be run until the process is started again: the device has failed (`DeviceError`), or the
+        engine's thread has ended by an error. None: neither has happened. Any thread may use this."""
+        return self.engine.failure or self._lost
+
+    @property
+    def progress(self) -> int | None:
+        """A number that grows with each step and each command that the engine's thread has ended; None: it has nothing
+        to do. If it stays the same, a step hangs. Any thread may use this."""
+        return None if self._thread is None else self._num_done
+
+    def describe_work(self) -> str:
+        """The calls that the engine's thread is in, as lines of a traceback; "" if it has nothing to do. Any thread may
+        use this to find out where a step hangs."""
+        thread = self._thread
+        frame = None if thread is None else sys._current_frames().get(thread.ident or 0)
+        return "" if frame is None else "".join(traceback.format_stack(frame))
 
     @property
     def speculative_config(self) -> SpeculativeConfig | tuple[SpeculativeConfig, ...] | None:
@@ -133,11 +159,17 @@ class AsyncLLM:
 
     def get_metrics(self) -> list[Metric]:
         """The engine's metrics: counts since this object was created, and how busy the engine is now. Each has a `name`
-        and a `value`. While requests run, `read_metrics` is the safe way to read them."""
-        return self._session.read_metrics()
+        and a `value`. Waits for the end of a step that is running, so an event loop should use `read_metrics`."""
+        reading = None if current_thread() is self._thread else self._reading()
+        return self._session.read_metrics() if reading is None else reading.result()
 
     async def read_metrics(self) -> list[Metric]:
         """`get_metrics`, read by the engine's thread between two steps."""
+        reading = self._reading()
+        return self._session.read_metrics() if reading is None else await asyncio.wrap_future(reading)
+
+    def _reading(self) -> Future[list[Metric]] | None:
+        """Let the engine's thread read the metrics. None after `shutdown`, when there is no such thread."""
         found: Future[list[Metric]] = Future()
 
         def read() -> None:
@@ -148,7 +180,7 @@ class AsyncLLM:
             except BaseException as error:
                 found.set_exception(error)
 
-        return await asyncio.wrap_future(found) if self._post(read) else self.get_metrics()
+        return found if self._post(read) else None
 
     async def shutdown(self) -> None:
         """Cancel all requests, close the proposers and end the engine's thread. Unfinished generators raise
@@ -199,16 +231,39 @@ class AsyncLLM:
     def _work(self) -> None:
         """Run queued commands and engine steps until there is no work left. This is the loop of the engine's thread.
         The thread then ends, and the next command starts a new one."""
-        while True:
-            with self._lock:
-                commands, self._commands = self._commands, []
-                if not commands and not self._streams:
-                    self._thread = None
-                    return
-            for command in commands:
-                self._attempt(command)
-            if self._streams:
-                self._attempt(self._session.step)
+        try:
+            while self._has_work():
+                self._run_commands()
+                if self._streams:
+                    self._attempt(self._session.step)
+        except BaseException as error:  # not a step's or a command's, but one of this thread
+            self._give_up(error)
+
+    def _has_work(self) -> bool:
+        """Whether there are commands or streams. If there are none, the thread ends."""
+        with self._lock:
+            if not self._commands and not self._streams:
+                self._thread = None
+            return self._thread is not None
+
+    def _run_commands(self) -> None:
+        for _ in range(len(self._commands)):  # those that come meanwhile wait for a step
+            self._attempt(self._commands[0])
+            self._commands.popleft()  # now, so that `_give_up` finds one that did not come to its end
+
+    def _give_up(self, error: BaseException) -> None:
+        """End all streams, since this thread has failed, and refuse prompts from now on."""
+        self._lost = SpecdecError(
+            f"the engine's thread ended by {type(error).__name__}: {error}. No prompt can be run any more: restart the "
+            f"process"
+        )
+        self._lost.__cause__ = error
+        for stream in self._streams:
+            stream.end(self._lost)
+        self._streams.clear()
+        while self._has_work():
+            with suppress(BaseException):
+                self._commands.popleft()()
 
     def _attempt(self, work: Callable[[], None]) -> None:
         """Run a queued command or an engine step. An error is raised in the streams (generators) whose requests it
@@ -222,8 +277,13 @@ class AsyncLLM:
                 self._streams.remove(stream)
                 stream.end(error)
             self._attempt(partial(self._session.cancel, [list(stream.running) for stream in hit]))
+        finally:
+            self._num_done += 1
 
     def _submit(self, stream: _Stream, read: Callable[[], list[TokenizedPrompt]], sampling_params: Params) -> None:
+        if self._lost is not None:
+            stream.end(self._lost)
+            return
         try:
             listener = partial(self._put, stream)
             submitted = self._session.submit(read(), sampling_params, listener, is_streamed=stream.is_streamed)
@@ -294,5 +354,9 @@ class _Stream:
         return True
 
     def end(self, error: BaseException | None) -> None:
+        """End the generator. An exception that would end the event loop, too, becomes a SpecdecError."""
+        if error is not None and not isinstance(error, Exception):
+            reason, error = error, SpecdecError(f"{type(error).__name__} in the engine's thread ended the request")
+            error.__cause__ = reason
         self.error = error
         self.put(None)

@@ -51,7 +51,7 @@ CALLS = ("start", "propose", "observe", "reset", "finish")
 
 @frozen(eq=False)
 class Parts:
-    """The parts of an `Engine`, as `build` returns them."""
+    """The parts of an `Engine`, as `build` returns them. longest_step_s: as `Engine` has it."""
 
     target: Model
     kv: KVManager
@@ -63,6 +63,7 @@ class Parts:
     num_speculative_tokens: int
     num_kv_blocks: int
     close: Callable[[], None]  # ends the processes of other ranks
+    longest_step_s: float
 
 
 def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Parts:
@@ -115,7 +116,7 @@ def _built(
     if target.recurrent is not None:
         states = RequestStates(target.recurrent, device)
         kv = StatefulKVManager(kv, states)
-    warm_up(target, design.memory.num_blocks, config.block_size)
+    token_s = warm_up(target, design.memory.num_blocks, config.block_size)
     token_texts, verification = TokenTexts(tokenizer), Verification(plugins, design.speculative, design.ops)
     runner = Runner(target, kv, token_texts, states)
     curve = _cost_curve(design, runner, verification, kv)
@@ -141,6 +142,7 @@ def _built(
         num_speculative_tokens=design.num_speculative_tokens,
         num_kv_blocks=design.memory.num_blocks,
         close=shared.close,
+        longest_step_s=token_s * config.max_num_batched_tokens,
     )
 
 

@@ -60,6 +60,9 @@ class Engine:
     `cancel` and `close` raises DeviceError. An engine that is not closed closes its proposers when it is
     garbage-collected or when the interpreter exits.
 
+    longest_step_s: an estimate of the longest step in seconds, which computes max_num_batched_tokens tokens of prompts:
+        from the time of a short prompt when the engine was built. Attention to long contexts comes on top.
+
     plugins: provide proposers, verifiers, KV managers and operations.
     tokenizer: None: requests and outputs are token ids only.
     """
@@ -77,6 +80,7 @@ class Engine:
         self.target, self.kv = parts.target, parts.kv
         self.num_speculative_tokens = parts.num_speculative_tokens  # per request and step; 0: plain decoding
         self.max_num_seqs = config.max_num_seqs
+        self.longest_step_s = parts.longest_step_s
         self._num_kv_blocks = parts.num_kv_blocks
         self._scheduler, self._speculation = parts.scheduler, parts.speculation
         self._runner, self._verification = parts.runner, parts.verification

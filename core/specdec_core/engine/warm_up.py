@@ -3,6 +3,8 @@ request."""
 
 from __future__ import annotations
 
+from time import perf_counter
+
 import torch
 
 from specdec_core.contracts.kv import KVMetadata, Visibility
@@ -13,14 +15,27 @@ from specdec_core.ops.upload import upload
 PROMPT = 64
 
 
-def warm_up(target: Model, num_blocks: int, block_size: int) -> None:
+def warm_up(target: Model, num_blocks: int, block_size: int) -> float:
     """Run the target on one token and on a prompt, which operations may compute in other ways. Their keys and values
     are in the first blocks, which no request holds yet.
 
     num_blocks, block_size: of the KV cache.
+
+    Returns the seconds that each token of the prompt took, once all is compiled.
     """
-    for num_tokens in (1, min(PROMPT, target.info.max_model_len, num_blocks * block_size)):
-        _run(target, num_tokens, block_size)
+    num_tokens = min(PROMPT, target.info.max_model_len, num_blocks * block_size)
+    _run(target, 1, block_size)
+    _run(target, num_tokens, block_size)
+    _wait_for(target.info.device)
+    started = perf_counter()
+    _run(target, num_tokens, block_size)
+    _wait_for(target.info.device)
+    return (perf_counter() - started) / num_tokens
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 @torch.inference_mode()

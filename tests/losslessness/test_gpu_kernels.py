@@ -25,7 +25,7 @@ def test_trees_change_no_bit(
     model_dir: Any, make_llm: Any, prompts: list, generate: Any, counter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prompts = prompts[3:5]  # the shortest: the interpreter takes 10 ms for each program
-    monkeypatch.setattr(build, "warm_up", lambda *of: None)
+    monkeypatch.setattr(build, "warm_up", lambda *of: 0.0)
 
     def run(ops: Any, truth: dict, **options: Any) -> tuple[Any, list[list[int]], list[torch.Tensor]]:
         monkeypatch.setattr(cpu, "OPS", ops)

@@ -10,7 +10,7 @@ from attrs import astuple
 
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import Verdict
-from specdec_core.engine.own_counts import OwnCounts
+from specdec_core.engine.own_counts import OwnCounts, accepted_by
 
 CPU = torch.device("cpu")
 VERDICT = Verdict(
@@ -23,8 +23,8 @@ VERDICT = Verdict(
 def counted(*chains: list[list[int]] | None) -> list[tuple[Any, ...]]:
     """(drafts, draft tokens, accepted ones) of each proposer."""
     found = OwnCounts()
-    drafts = [None if each is None else Draft.from_chains(each, CPU) for each in chains]
-    found.add([str(i) for i in range(len(drafts))], drafts, VERDICT, [1, 1, 0])
+    drafts = {str(i): None if each is None else Draft.from_chains(each, CPU) for i, each in enumerate(chains)}
+    found.add(drafts, accepted_by(drafts, VERDICT), [1, 1, 0])
     return [astuple(each)[:3] for each in found.counts.values()]
 
 

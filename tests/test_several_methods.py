@@ -66,6 +66,26 @@ def test_what_does_not_fit_is_refused(given: dict[str, Any], message: str) -> No
         LLM("tiny", speculative_config=given)
 
 
+@pytest.mark.parametrize("method", ["ngram", ["suffix", "ngram"]], ids=str)
+def test_pieces_name_the_methods_that_drafted_them(method: Any) -> None:
+    """Of one method, each accepted draft token is its own; of several, pieces have what the metrics count."""
+    config = {"method": method, "num_speculative_tokens": 4, "adaptive_draft_length": False}
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+    with LLM("tiny", dtype="float32", speculative_config=config, max_model_len=512, disable_log_stats=True) as llm:
+        outputs = [output for prompt in PROMPTS for output in llm.stream(prompt, params)]
+        pieces = [piece for output in outputs for piece in output.pieces]
+        assert all(bool(piece.methods) == piece.is_draft for piece in pieces)
+        found = {name: sum(name in piece.methods for piece in pieces) for name in ("suffix", "ngram")}
+        assert found["ngram"] > 10
+        if method == "ngram":
+            assert found == {"suffix": 0, "ngram": sum(piece.is_draft for piece in pieces)}
+        else:
+            assert found == {name: counts_of(llm)[f"{name}_num_accepted_tokens"] for name in found}
+            assert {piece.methods for piece in pieces} >= {(), ("suffix",)}
+        ends = [output for output in outputs if output.finish_reason is not None]
+        assert [output.num_drafts for output in ends] == [output.speculation.num_drafts for output in ends]
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", [["suffix", "eagle3"], ["eagle", "eagle3"]], ids="+".join)
 @pytest.mark.parametrize("adaptive", [False, True])

@@ -15,7 +15,7 @@ from specdec_core.budget.coverage import expected_with, worth_beside
 from specdec_core.budget.survival import GUESS, Survival
 from specdec_core.contracts.draft import Draft, DraftTree
 from specdec_core.contracts.verifier import Verdict
-from specdec_core.engine.own_counts import OwnCounts
+from specdec_core.engine.own_counts import OwnCounts, accepted_by
 
 
 def requests(number: int) -> list[Any]:
@@ -67,7 +67,8 @@ def test_accepted_tokens_count_for_each_that_drafted_them() -> None:
     )
     tree = Draft.from_trees([DraftTree([8, 5, 7, 6], [-1, -1, 1, 1]), DraftTree([4], [-1])])
     counts = OwnCounts()
-    counts.add(["tree", "chain", "none"], [tree, Draft.from_chains([[5], []]), None], verdict, [2, 0])
+    drafts = {"tree": tree, "chain": Draft.from_chains([[5], []]), "none": None}
+    counts.add(drafts, accepted_by(drafts, verdict), [2, 0])
     found = {metric.name: metric.value for metric in counts.metrics()}
     assert found == {
         "tree_num_drafts": 2,

@@ -97,6 +97,7 @@ class StreamOutput:
     prompt_logprobs: set in the first output of the prompt's first completion, if the sampling parameters ask for them;
         else None.
     speculation: counts of the completion's drafts, draft tokens and accepted tokens, in its last output; else None.
+    num_drafts: how many of the completion's steps so far have verified a draft.
     num_cached_tokens: the number of prompt tokens that the completion found in the prefix cache, in its last output;
         else 0.
     text: the text that became final in this step. An unfinished character, and characters that may begin a stop string,
@@ -115,6 +116,7 @@ class StreamOutput:
     rest: str = ""
     speculation: DraftCounts | None = None
     num_cached_tokens: int = 0
+    num_drafts: int = 0
 
     @property
     def text(self) -> str:
@@ -136,4 +138,5 @@ class StreamOutput:
             rest=request.rest,
             speculation=request.counts if is_last else None,
             num_cached_tokens=min(request.num_cached_tokens, request.num_prompt_tokens) if is_last else 0,
+            num_drafts=request.counts.num_drafts,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import count
 from threading import Lock
@@ -257,26 +257,39 @@ class Engine:
         timer.end_other()
         self._speculation.observe(schedule, computed, draft, decision.verdict)
         timer.end_drafting()
-        emitted = self._emit(schedule, computed, draft, decision.verdict)
-        self._speculation.count(schedule.request_ids, decision.verdict, emitted.accepted)
+        accepted_by = self._speculation.accepted_by(decision.verdict)
+        emitted = self._emit(schedule, computed, draft, decision.verdict, accepted_by)
+        self._speculation.count(schedule.request_ids, accepted_by, emitted.accepted)
         report = timer.report(schedule, draft, decision.verifier, emitted)
         self._speculation.end_step(report)
         return report
 
-    def _emit(self, schedule: Schedule, computed: Computed, draft: Draft, verdict: Verdict) -> Emitted:
+    def _emit(
+        self,
+        schedule: Schedule,
+        computed: Computed,
+        draft: Draft,
+        verdict: Verdict,
+        accepted_by: Mapping[str, Sequence[int]],
+    ) -> Emitted:
         """Append each request's verified tokens up to its first stop, and finish the requests that stop or fail.
-        Returns what was emitted. The verdict (the result of verification) is on the host."""
+        Returns what was emitted. The verdict (the result of verification) is on the host.
+
+        accepted_by: {method: of each request, how many of the first accepted draft tokens the method has drafted}.
+        """
         emitted = Emitted()
         token_ids = verdict.token_ids.tolist()
         logprobs = output_logprobs(schedule.requests, verdict, token_ids, computed.logits, self._token_texts)
         counts: list[int] = []  # for each request, how many slots became final
-        for request, num_known, num_nodes, num_draft_tokens, padded in zip(
-            schedule.requests,
-            schedule.num_known,
-            draft.num_nodes_per_request,
-            draft.num_live_per_request,
-            token_ids,
-            strict=True,
+        for index, (request, num_known, num_nodes, num_draft_tokens, padded) in enumerate(
+            zip(
+                schedule.requests,
+                schedule.num_known,
+                draft.num_nodes_per_request,
+                draft.num_live_per_request,
+                token_ids,
+                strict=True,
+            )
         ):
             tokens = [token for token in padded if token >= 0]
             is_chunk = request.num_computed + num_known < request.num_tokens  # the next token is known already
@@ -284,7 +297,8 @@ class Engine:
             request.num_computed += counts[-1]
             if tokens and not is_chunk:
                 eos_token_ids = self.target.eos_token_ids
-                pieces = request.append(tokens, len(tokens) - 1, eos_token_ids, logprobs.get(request.id, ()))
+                own = {method: numbers[index] for method, numbers in accepted_by.items()}
+                pieces = request.append(tokens, len(tokens) - 1, eos_token_ids, logprobs.get(request.id, ()), own)
                 if request.finish_reason is None:
                     pieces += request.append(forced_tokens(request), 0, eos_token_ids)
                 emitted.add(request, pieces, num_draft_tokens)

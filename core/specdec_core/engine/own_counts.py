@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from attrs import define, field
@@ -20,17 +20,18 @@ class OwnCounts:
     counts: dict[str, DraftCounts] = field(factory=dict)
 
     def add(
-        self, names: Sequence[str], drafts: Sequence[Draft | None], verdict: Verdict, emitted: Sequence[int]
+        self, drafts: Mapping[str, Draft | None], accepted: Mapping[str, Sequence[int]], emitted: Sequence[int]
     ) -> None:
-        """Count a step. names, drafts: of each proposer; a draft is one over all scheduled requests, or None. Drafts
-        whose tokens are on a GPU are not counted: reading them would wait for it. verdict: on the host. emitted: of
-        each request, how many of its accepted draft tokens were emitted; a stop may leave out the last ones."""
-        is_alone = sum(draft is not None and draft.num_nodes > 0 for draft in drafts) == 1
-        for name, draft in zip(names, drafts, strict=True):
+        """Count a step. Drafts whose tokens are on a GPU are not counted: reading them would wait for it.
+
+        drafts: by method, each over all scheduled requests, or None.
+        accepted: as `accepted_by` returns it.
+        emitted: of each request, how many of its accepted draft tokens were emitted; a stop may leave out the last.
+        """
+        for name, draft in drafts.items():
             counts = self.counts.setdefault(name, DraftCounts())
-            if draft is not None and draft.num_nodes and draft.is_on_host(draft.token_ids, draft.parents):
-                accepted = emitted if is_alone else _accepted(draft, verdict)
-                for number, own, most in zip(draft.num_live_per_request, accepted, emitted, strict=True):
+            if draft is not None and name in accepted and draft.is_on_host(draft.token_ids, draft.parents):
+                for number, own, most in zip(draft.num_live_per_request, accepted[name], emitted, strict=True):
                     if number:
                         counts.add(number, min(own, most))
 
@@ -45,6 +46,24 @@ class OwnCounts:
                 ("num_accepted_tokens", counts.num_accepted),
             )
         ]
+
+
+def accepted_by(drafts: Mapping[str, Draft | None], verdict: Verdict) -> dict[str, Sequence[int]]:
+    """{method: of each request, how many of the accepted draft tokens the method has drafted}. These come first: a
+    method has drafted the tokens above one that it has drafted, too.
+
+    Drafts of several methods are left out if their tokens are on a GPU: reading them would wait for it.
+
+    drafts: by method, each over all scheduled requests, or None. verdict: on the host.
+    """
+    asked = {name: draft for name, draft in drafts.items() if draft is not None and draft.num_nodes}
+    if len(asked) == 1:
+        return dict.fromkeys(asked, verdict.num_accepted.tolist())
+    return {
+        name: _accepted(draft, verdict)
+        for name, draft in asked.items()
+        if draft.is_on_host(draft.token_ids, draft.parents)
+    }
 
 
 def _accepted(draft: Draft, verdict: Verdict) -> Sequence[int]:

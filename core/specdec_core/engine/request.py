@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -21,12 +22,15 @@ class Piece(NamedTuple):
     text: the text that became final with this token.
     is_draft: whether it is an accepted draft token.
     logprobs: None unless the sampling parameters ask for logprobs.
+    methods: the methods that have drafted it, if it is an accepted draft token. Of several methods on a GPU, it is not
+        known which they are.
     """
 
     token_id: int
     text: str
     is_draft: bool
     logprobs: TokenLogprobs | None = None
+    methods: tuple[str, ...] = ()
 
 
 Listener = Callable[["Request", Sequence[Piece]], None]
@@ -154,11 +158,13 @@ class Request:
         num_accepted: int,
         eos_token_ids: frozenset[int],
         logprobs: Sequence[TokenLogprobs] = (),
+        accepted_by: Mapping[str, int] = MappingProxyType({}),
     ) -> list[Piece]:
         """Append tokens up to the first stop, set finish_reason there, and return the appended tokens as pieces.
 
         num_accepted: how many of the tokens are accepted draft tokens; these come first.
         logprobs: one entry per token, if the sampling parameters ask for logprobs; else empty.
+        accepted_by: {method: how many of the first accepted draft tokens the method has drafted}.
         """
         pieces: list[Piece] = []
         for token_id in token_ids:
@@ -170,7 +176,9 @@ class Request:
             if self.logprobs is not None:
                 own = logprobs[len(pieces)]
                 self.logprobs.append(own)
-            pieces.append(Piece(token_id, self._text_of(token_id), len(pieces) < num_accepted, own))
+            number = len(pieces)
+            methods = tuple(method for method, most in accepted_by.items() if number < most)
+            pieces.append(Piece(token_id, self._text_of(token_id), number < num_accepted, own, methods))
             if self.finish_reason is not None:
                 break
         return pieces

@@ -23,7 +23,7 @@ from specdec_core.engine.drafter import Drafter
 from specdec_core.engine.interrupts import then
 from specdec_core.engine.loss_watch import LossWatch
 from specdec_core.engine.metrics import Counter, Gauge
-from specdec_core.engine.own_counts import OwnCounts
+from specdec_core.engine.own_counts import OwnCounts, accepted_by
 from specdec_core.engine.request import Request
 from specdec_core.engine.rest import MOST_STEPS, Rest
 from specdec_core.engine.runner import Computed
@@ -54,7 +54,7 @@ class Speculation:
         self._plain_steps = None if curve is None else PlainSteps(curve)
         self._num_plain = 0  # steps since a proposer was last asked for drafts
         self._num_tokens = self._num_alike = 0  # of the last step; and how many steps had as many; 0: with prefill
-        self._own_drafts: list[Draft | None] = []  # of this step, by proposer
+        self._own_drafts: dict[str, Draft | None] = {}  # of this step, by the proposer's name
         self._own_counts = OwnCounts()
         self._own_s = self._ended_s = 0.0  # what `propose` took here, without proposers, and the last `end_step`
         self._unsaved: list[float] = []  # seconds of steps that the budgets do not know of yet
@@ -113,29 +113,30 @@ class Speculation:
             return self._empty_draft(len(schedule.requests))
         started, drafted_s = perf_counter(), 0.0
         if self._takes_plain_step(schedule):
-            self._own_drafts, self._own_s = [None] * len(self.drafters), 0.0
+            self._own_drafts = {each.proposer.name: None for each in self.drafters}
+            self._own_s = 0.0
             return self._empty_draft(len(schedule.requests))
         num_requests = len(schedule.requests)
         so_far = Expected.of_plain(num_requests)
-        self._own_drafts, is_beside = [], False
+        self._own_drafts, is_beside = {}, False
         last: tuple[Budget, Draft] | None = None  # whose draft is not counted in so_far yet
         for drafter in self.drafters:
             is_prefill = schedule.num_prefill_tokens > 0
             if drafter.stays_idle(schedule.requests, is_prefill=is_prefill, is_beside=is_beside):
                 drafter.pass_step()
-                self._own_drafts.append(None)
+                self._own_drafts[drafter.proposer.name] = None
                 continue
             if last is not None:
                 so_far, last = last[0].after(schedule.requests, last[1]), None
             asked = perf_counter()
             draft = drafter.propose(schedule, so_far)
             drafted_s += perf_counter() - asked
-            self._own_drafts.append(draft)
+            self._own_drafts[drafter.proposer.name] = draft
             if drafter.budget is not None and draft is not None:
                 last = drafter.budget, draft
                 is_beside |= draft.num_nodes > 0
         self._own_s = perf_counter() - started - drafted_s
-        drafts = [draft for draft in self._own_drafts if draft is not None and draft.num_nodes]
+        drafts = [draft for draft in self._own_drafts.values() if draft is not None and draft.num_nodes]
         if not drafts:
             return self._empty_draft(num_requests)
         return drafts[0] if len(drafts) == 1 else combine_drafts(drafts, schedule.budgets)
@@ -173,17 +174,26 @@ class Speculation:
             else:
                 drafter.observe(schedule, computed, draft, verdict)
 
-    def count(self, request_ids: Sequence[str], verdict: Verdict, accepted: Mapping[str, int]) -> None:
-        """Count what each of several proposers contributed to a step. accepted: {request id: how many of its accepted
-        draft tokens were emitted}."""
+    def accepted_by(self, verdict: Verdict) -> Mapping[str, Sequence[int]]:
+        """{method: of each request of the step, how many of the first accepted draft tokens the method has drafted}.
+        The verdict is on the host."""
+        return {} if self._is_idle else accepted_by(self._own_drafts, verdict)
+
+    def count(
+        self, request_ids: Sequence[str], accepted_by: Mapping[str, Sequence[int]], accepted: Mapping[str, int]
+    ) -> None:
+        """Count what each of several proposers contributed to a step.
+
+        accepted_by: what the method `accepted_by` has returned.
+        accepted: {request id: how many of its accepted draft tokens were emitted}.
+        """
         if len(self.drafters) > 1 and not self._is_idle:
             emitted = [accepted.get(request_id, 0) for request_id in request_ids]
-            names = [each.proposer.name for each in self.drafters]
-            self._own_counts.add(names, self._own_drafts, verdict, emitted)
+            self._own_counts.add(self._own_drafts, accepted_by, emitted)
 
     def end_step(self, report: StepReport) -> None:
         """Learn from a step's times what the next ones will cost."""
-        has_asked = not self._is_idle and any(draft is not None for draft in self._own_drafts)
+        has_asked = not self._is_idle and any(draft is not None for draft in self._own_drafts.values())
         if self._watch is not None:
             self._watch.add(report, has_asked=has_asked)
         if self._curve is None:
@@ -207,7 +217,7 @@ class Speculation:
             elif (num_warm := self._num_plain - self._curve.num_cold(num_tokens)) > 0:  # the mean of those together
                 number = min(self._num_alike, num_warm, len(self._unsaved))
                 self._curve.add(num_tokens, fmean(self._unsaved[-number:]), number)
-        num_drafts = sum(draft is not None and draft.num_nodes > 0 for draft in self._own_drafts)
+        num_drafts = sum(draft is not None and draft.num_nodes > 0 for draft in self._own_drafts.values())
         accepted = report.accepted_per_request if num_drafts == 1 else {}  # else it is not known whose they were
         of_step = report.num_decode_requests, accepted
         for drafter in self.drafters:

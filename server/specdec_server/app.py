@@ -18,6 +18,7 @@ from specdec_core import AsyncLLM, SpecdecError
 from specdec_server.chat import ChatAnswer
 from specdec_server.completions import CompletionAnswer
 from specdec_server.errors import ApiError, answer_error
+from specdec_server.front_page import FrontPage
 from specdec_server.info import Info
 from specdec_server.json_text import JSONText
 from specdec_server.middleware import AccessLog, KeyCheck
@@ -39,6 +40,7 @@ def make_app(llm: AsyncLLM, settings: Settings) -> Starlette:
         Route("/v1/models/{name:path}", info.model),
         Route("/tokenize", info.tokenize, methods=["POST"]),
         Route("/detokenize", info.detokenize, methods=["POST"]),
+        Route("/", FrontPage().answer),
         Route("/health", info.health),
         Route("/version", info.version),
         Route("/load", info.load),

@@ -59,10 +59,9 @@ class ChatAnswer(Answer):
 
     def chunk_choice(self, completion: Completion, output: StreamOutput) -> dict[str, Any] | None:
         content, calls = self._parse(completion, output.text)
-        is_first, completion.is_begun = not completion.is_begun, True
-        has_tokens = self.params.logprobs is not None or self.fields.return_token_ids
-        if not (content or calls or is_first or has_tokens or completion.finish_reason):
+        if not self.is_due(completion, content or calls):
             return None
+        is_first, completion.is_begun = not completion.is_begun, True
         delta: dict[str, Any] = {"role": "assistant"} if is_first else {}
         if content or not calls:
             delta["content"] = content
@@ -95,20 +94,13 @@ class ChatAnswer(Answer):
 
     def _choice(self, completion: Completion) -> dict[str, Any]:
         """An entry of `choices` without its text, with what belongs to the tokens that no earlier entry has."""
-        reason, pieces = completion.finish_reason, completion.take_new()
-        if reason == "stop" and self._num_calls.get(completion.number):
-            reason = "tool_calls"
-        choice: dict[str, Any] = {
-            "index": completion.number,
-            "logprobs": None,
-            "finish_reason": reason,
-            "stop_reason": completion.stop_reason,
-        }
+        pieces = completion.take_new()
+        choice = self.entry(completion, pieces)
+        if choice["finish_reason"] == "stop" and self._num_calls.get(completion.number):
+            choice["finish_reason"] = "tool_calls"
         if self.params.logprobs is not None:
             content = chat_logprobs(entries(pieces), self.params.logprobs)
             choice["logprobs"] = {"content": content, "refusal": None}
-        if self.fields.return_token_ids:
-            choice["token_ids"] = [piece.token_id for piece in pieces]
         return choice
 
 

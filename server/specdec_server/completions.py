@@ -46,10 +46,9 @@ class CompletionAnswer(Answer):
         return choice
 
     def chunk_choice(self, completion: Completion, output: StreamOutput) -> dict[str, Any] | None:
-        is_first, completion.is_begun = not completion.is_begun, True
-        has_tokens = self.params.logprobs is not None or self.fields.return_token_ids
-        if not (output.text or is_first or has_tokens or completion.finish_reason):
+        if not self.is_due(completion, output.text):
             return None
+        is_first, completion.is_begun = not completion.is_begun, True
         return self._choice(completion, output.text, is_first=is_first)
 
     def _choice(self, completion: Completion, text: str, *, is_first: bool) -> dict[str, Any]:
@@ -58,18 +57,11 @@ class CompletionAnswer(Answer):
         is_first: whether the entry is the completion's first one, which has the prompt, too, with echo.
         """
         echoed = self._prompt_text(completion) if self.fields.echo and is_first else ""
-        choice: dict[str, Any] = {
-            "index": completion.number,
-            "text": echoed + text,
-            "logprobs": None,
-            "finish_reason": completion.finish_reason,
-            "stop_reason": completion.stop_reason,
-        }
         pieces = completion.take_new()
+        choice = {**self.entry(completion, pieces), "text": echoed + text}
         if self.params.logprobs is not None:
             choice["logprobs"] = self._logprobs(completion, pieces, is_echoed=self.fields.echo and is_first)
         if self.fields.return_token_ids:
-            choice["token_ids"] = [piece.token_id for piece in pieces]
             choice["prompt_token_ids"] = list(completion.prompt.token_ids) if is_first else None
         return choice
 

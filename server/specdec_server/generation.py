@@ -26,7 +26,7 @@ from specdec_server.limits import check_params
 from specdec_server.logprobs import Entry
 from specdec_server.protocol import Fields
 from specdec_server.service import Service
-from specdec_server.speculative import acceptance
+from specdec_server.speculative import acceptance, details
 
 
 @define(eq=False)
@@ -47,6 +47,7 @@ class Completion:
     stop_reason: str | int | None = None
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     speculation: DraftCounts = field(factory=DraftCounts)
+    num_drafts: int = 0
     num_cached_tokens: int = 0
     is_begun: bool = False
     num_shown: int = 0
@@ -57,7 +58,7 @@ class Completion:
         self.pieces += output.pieces
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
         self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
-        self.num_cached_tokens = output.num_cached_tokens
+        self.num_cached_tokens, self.num_drafts = output.num_cached_tokens, output.num_drafts
         if output.speculation is not None:
             self.speculation = output.speculation
 
@@ -134,6 +135,30 @@ class Answer(ABC):
                     is_first = False
         if has_usage:
             yield {**self._head, "choices": [], **self._usage}
+
+    def is_due(self, completion: Completion, content: object) -> bool:
+        """Whether there is something to send of a completion: content, its beginning, its end, or tokens without text,
+        if the request asks for what belongs to tokens."""
+        is_first, fields = not completion.is_begun, self.fields
+        has_tokens = self.params.logprobs is not None or fields.return_token_ids or fields.has_details
+        return bool(content or is_first or has_tokens or completion.finish_reason)
+
+    def entry(self, completion: Completion, pieces: Sequence[Piece]) -> dict[str, Any]:
+        """What entries of `choices` have at both endpoints, but for the text and its logprobs.
+
+        pieces: the tokens that no earlier entry has.
+        """
+        found: dict[str, Any] = {
+            "index": completion.number,
+            "logprobs": None,
+            "finish_reason": completion.finish_reason,
+            "stop_reason": completion.stop_reason,
+        }
+        if self.fields.return_token_ids:
+            found["token_ids"] = [piece.token_id for piece in pieces]
+        if self.fields.has_details:
+            found["speculative"] = details(completion.num_drafts, pieces)
+        return found
 
     @property
     def extra(self) -> dict[str, Any]:

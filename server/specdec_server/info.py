@@ -65,6 +65,11 @@ class Info:
             "owned_by": "specdec",
             "root": first,
             "max_model_len": self._service.llm.engine.target.info.max_model_len,
+            "has_chat_template": self._service.chat_template is not None,
+            "speculative": {
+                "methods": self._service.methods,
+                "num_tokens": self._service.llm.engine.num_speculative_tokens,
+            },
         }
 
     async def tokenize(self, request: Request) -> Response:

@@ -14,8 +14,8 @@ from specdec_server.errors import ApiError
 
 access_logger = logging.getLogger("specdec_server.access")
 
-OPEN = ("/health", "/load", "/metrics", "/version")
-"""Paths that need no key, for probes and for Prometheus."""
+OPEN = ("/", "/health", "/load", "/metrics", "/version")
+"""Paths that need no key: the front page, which asks for one, and what probes and Prometheus read."""
 
 CLIENT_GONE = 499
 

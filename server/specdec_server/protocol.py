@@ -78,7 +78,7 @@ class Fields(IdleFields):
     speculative: Speculative | None = option(
         None,
         "How drafts are made for this request.",
-        allowed="an object with enabled, num_tokens and method",
+        allowed="an object with enabled, num_tokens, method and details",
         converter=Speculative.parse,
     )
     return_token_ids: bool = option(flag, "Answer with the token ids of prompt and output, too.", default=False)
@@ -98,6 +98,10 @@ class Fields(IdleFields):
         fields = cls(**{key: value for key, value in given.items() if key in own})
         if fields.stream_options is not None and not fields.stream:
             raise ConfigError("stream_options are for streams: give stream=true, or leave them out")
+        if fields.has_details and not fields.stream:
+            raise ConfigError(
+                "speculative has details=True, which are for streams: give stream=true, or leave them out"
+            )
         sampling = {key: value for key, value in given.items() if key not in own}
         if isinstance(biases := sampling.get("logit_bias"), Mapping):
             sampling["logit_bias"] = {_token_id(key): bias for key, bias in biases.items()}
@@ -115,6 +119,10 @@ class Fields(IdleFields):
         if fields.stream and params.prompt_logprobs is not None and not getattr(fields, "echo", False):
             raise ConfigError("prompt_logprobs are not streamed: leave them out, or give stream=false")
         return fields, params
+
+    @property
+    def has_details(self) -> bool:
+        return self.speculative is not None and self.speculative.details
 
     def complete(self, sampling: dict[str, Any]) -> None:
         """Add what the endpoint's own fields mean to the keywords of `SamplingParams`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from attrs import fields_dict, frozen
 
-from specdec_core import ConfigError, DraftCounts, flag, option, shown, whole_number
+from specdec_core import ConfigError, DraftCounts, Piece, flag, option, shown, whole_number
 from specdec_core.config.fields import refuse_unknown, strings
 
 
@@ -25,6 +25,9 @@ class Speculative:
         "The server's methods that draft, all by default.",
         allowed="a name, or several",
         converter=lambda value: None if value is None else strings("method", value),
+    )
+    details: bool = option(
+        flag, "Whether the chunks of a stream have the new tokens with the methods that drafted them.", default=False
     )
 
     @classmethod
@@ -67,6 +70,21 @@ class Speculative:
         if not self.enabled:
             return {"num_speculative_tokens": 0}
         return {"num_speculative_tokens": self.num_tokens, "speculative_methods": self.method}
+
+
+def details(num_drafts: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+    """What a chunk of a stream has of speculation, if the request asks for details.
+
+    num_drafts: drafts that were verified for the completion so far.
+    pieces: its new tokens.
+    """
+    return {
+        "num_drafts": num_drafts,
+        "tokens": [
+            {"token_id": each.token_id, "text": each.text, "is_draft": each.is_draft, "methods": [*each.methods]}
+            for each in pieces
+        ],
+    }
 
 
 def acceptance(counts: DraftCounts, num_speculative_tokens: int) -> dict[str, Any]:

@@ -78,12 +78,16 @@ class Running:
         self._socket.close()
 
 
+def events_of(text: str) -> list[dict[str, Any]]:
+    """The JSON objects of a stream that ended as it should."""
+    *events, last = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
+    assert last == "[DONE]"
+    return [json.loads(event) for event in events]
+
+
 def last_event(text: str) -> dict[str, Any]:
     """The last JSON object of a stream that ended as it should."""
-    *_, event, last = [line.removeprefix("data: ") for line in text.split("\n\n") if line]
-    assert last == "[DONE]"
-    found: dict[str, Any] = json.loads(event)
-    return found
+    return events_of(text)[-1]
 
 
 def read_until(process: subprocess.Popen[str], part: str) -> str:

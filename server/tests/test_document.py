@@ -41,7 +41,7 @@ def test_curl(server: Running) -> None:
 
 
 def test_addresses(server: Running) -> None:
-    found = re.findall(r"`(GET|POST) (/[\w/]+)`|`POST (/detokenize)`", TEXT)
+    found = re.findall(r"`(GET|POST) (/[\w/]*)`|`POST (/detokenize)`", TEXT)
     paths = {path for groups in found for path in groups[1:] if path}
     assert len(paths) >= 9
     assert paths == {route.path for route in server.app.routes if "{" not in route.path}  # type: ignore[attr-defined]
@@ -63,4 +63,6 @@ def test_names_of_metrics(server: Running) -> None:
     assert named <= exposed | {name.removesuffix("_bucket") for name in exposed}
     (expressions,) = blocks("promql")
     assert set(re.findall(r"specdec:(\w+)", expressions)) <= exposed
+    for part in expressions.split("\n\n"):
+        assert part.count("(") == part.count(")"), part
     assert expressions.count("# ") == 4

@@ -93,10 +93,12 @@ def last_event(text: str) -> dict[str, Any]:
 def read_until(process: subprocess.Popen[str], part: str) -> str:
     """Read lines of standard error up to one that has this part, and return it."""
     assert process.stderr is not None
+    lines = []
     for line in process.stderr:
+        lines.append(line)
         if part in line:
             return line
-    raise AssertionError(f"the server ended with status {process.wait()}")
+    raise AssertionError(f"the server ended with status {process.wait()}: {lines}")
 
 
 @contextmanager

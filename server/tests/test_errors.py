@@ -10,12 +10,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from nightly import IS_NIGHTLY
 from running_server import Running
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "text"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
-NUM_MALFORMED = 1000
+NUM_MALFORMED = 10_000 if IS_NIGHTLY else 1000
 
 
 def error_in(response: httpx.Response) -> dict[str, Any]:

@@ -167,9 +167,7 @@ def test_a_matcher_that_fails_spoils_its_own_rows_only() -> None:
     request.token_ids = np.append(request.token_ids, 1)
     found = processed(torch.zeros(1, 3), Draft.from_chains([[]]), [request])
     assert bool(found.isnan().all())
-    assert why_not_finite(request.constraints) == (
-        "the grammar of structured_outputs failed: RuntimeError: too complex"
-    )
+    assert why_not_finite(request.constraints) == ("structured_outputs cannot be followed: RuntimeError: too complex")
 
 
 def test_logits_processors_cannot_allow_what_the_grammar_forbids() -> None:

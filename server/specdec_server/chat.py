@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 from uuid import uuid4
@@ -45,10 +45,10 @@ class ChatAnswer(Answer):
     def texts(self) -> Any:
         return self.fields.messages
 
-    def read_prompts(self) -> list[TokenizedPrompt]:
+    def read_prompts(self) -> Iterator[TokenizedPrompt]:
         messages = readable(self.fields.messages)
         prompt = self.service.llm.tokenize_chat(messages, **self._arguments)
-        return [evolve(prompt, cache_salt=self.fields.cache_salt)]
+        yield evolve(prompt, cache_salt=self.fields.cache_salt)
 
     def choice(self, completion: Completion) -> dict[str, Any]:
         content, calls = self._parse(completion, completion.text)

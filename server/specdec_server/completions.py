@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
@@ -31,13 +31,12 @@ class CompletionAnswer(Answer):
     def texts(self) -> Any:
         return self._prompts
 
-    def read_prompts(self) -> list[TokenizedPrompt]:
-        return [
-            TokenizedPrompt(None, each["prompt_token_ids"], each["cache_salt"])
-            if "prompt_token_ids" in each
-            else self.service.llm.tokenize(each, add_special_tokens=self.fields.add_special_tokens)
-            for each in self._prompts
-        ]
+    def read_prompts(self) -> Iterator[TokenizedPrompt]:
+        for each in self._prompts:
+            if "prompt_token_ids" in each:
+                yield TokenizedPrompt(None, each["prompt_token_ids"], each["cache_salt"])
+            else:
+                yield self.service.llm.tokenize(each, add_special_tokens=self.fields.add_special_tokens)
 
     def choice(self, completion: Completion) -> dict[str, Any]:
         choice = self._choice(completion, completion.text, is_first=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, ClassVar
 from uuid import uuid4
@@ -24,7 +24,7 @@ from specdec_core import (
 from specdec_server.errors import ApiError
 from specdec_server.limits import check_params
 from specdec_server.logprobs import Entry
-from specdec_server.protocol import Fields
+from specdec_server.protocol import SAMPLING, Fields
 from specdec_server.service import Service
 from specdec_server.speculative import acceptance, details
 
@@ -106,8 +106,8 @@ class Answer(ABC):
         """What `read_prompts` tokenizes, in lists and mappings."""
 
     @abstractmethod
-    def read_prompts(self) -> list[TokenizedPrompt]:
-        """Tokenize the request's prompts. Runs in a thread of its own. Raises ConfigError."""
+    def read_prompts(self) -> Iterator[TokenizedPrompt]:
+        """Tokenize the request's prompts, one after the other. Runs in a thread of its own. Raises ConfigError."""
 
     @abstractmethod
     def choice(self, completion: Completion) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class Answer(ABC):
         """Run the prompts, and yield what each step adds to a completion."""
         service, n = self.service, self.params.n
         with service.lifecycle.admit(self._num_prompts * n):
-            prompts = [service.check_length(each) for each in await service.tokenize(self.read_prompts, self.texts)]
+            prompts = await service.tokenize(self._prepare(), self.texts)
             self.completions = [Completion(i * n + j, prompt) for i, prompt in enumerate(prompts) for j in range(n)]
             given = [{"prompt_token_ids": each.token_ids, "cache_salt": each.cache_salt} for each in prompts]
             is_refused = False
@@ -179,9 +179,7 @@ class Answer(ABC):
                         completion = self.completions[output.prompt_index * n + output.index]
                         completion.add(output)
                         if output.finish_reason in ("error", "abort"):
-                            raise ApiError(
-                                500, output.error or "the engine aborted the request", code="generation_failed"
-                            )
+                            raise self._failure(output.error or "the engine aborted the request")
                         yield completion, output
             except (CapacityError, ConfigError):
                 is_refused = True
@@ -189,6 +187,21 @@ class Answer(ABC):
             finally:
                 if not is_refused:
                     service.metrics.count(completion.finish_reason for completion in self.completions)
+
+    def _failure(self, message: str) -> ApiError:
+        """The error to answer with if the engine ended a request. Its message begins with a field of the request if
+        that is the reason, such as a grammar with too many parts."""
+        name = message.partition(" ")[0]
+        if name not in SAMPLING:
+            return ApiError(500, message, code="generation_failed")
+        return ApiError(400, message, param=name if self.fields.response_format is None else "response_format")
+
+    def _prepare(self) -> Iterator[TokenizedPrompt]:
+        """Compile the request's grammar, and yield its prompts. Runs in a thread of its own. Raises ConfigError, and
+        ApiError for a prompt that is too long."""
+        if self.params.structured_outputs is not None:
+            self.service.llm.compile_grammar(self.params.structured_outputs)
+        yield from map(self.service.check_length, self.read_prompts())
 
     @property
     def _usage(self) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from attrs import frozen
@@ -75,7 +75,7 @@ class Info:
     async def tokenize(self, request: Request) -> Response:
         body = await self._service.read(request)
         try:
-            token_ids, strings = await self._service.tokenize(lambda: self._token_ids(body), body)
+            ((token_ids, strings),) = await self._service.tokenize(self._token_ids(body), body)
         except ConfigError as error:
             raise ApiError.of(error, body) from error
         max_model_len = self._service.llm.engine.target.info.max_model_len
@@ -83,7 +83,8 @@ class Info:
             {"count": len(token_ids), "max_model_len": max_model_len, "tokens": token_ids, "token_strs": strings}
         )
 
-    def _token_ids(self, body: dict[str, Any]) -> tuple[list[int], list[str] | None]:
+    def _token_ids(self, body: dict[str, Any]) -> Iterator[tuple[list[int], list[str] | None]]:
+        """Yield the token ids and, if they are asked for, their texts, once."""
         refuse_unknown(body, TokenizeFields.__annotations__.keys(), "the request")
         fields = TokenizeFields(**{key: value for key, value in body.items() if value is not None})
         if (fields.prompt is None) == (fields.messages is None):
@@ -97,7 +98,7 @@ class Info:
             found = llm.tokenize_chat(readable(fields.messages or ()), **arguments)
         token_ids = list(found.token_ids)
         strings = llm.get_tokenizer().convert_ids_to_tokens(token_ids) if fields.return_token_strs else None
-        return token_ids, strings
+        yield token_ids, strings
 
     async def detokenize(self, request: Request) -> Response:
         body = await self._service.read(request)
@@ -109,7 +110,8 @@ class Info:
         except ConfigError as error:
             raise ApiError.of(error, body) from error
         decode = self._service.llm.get_tokenizer().decode
-        return JSONText({"prompt": await self._service.tokenize(lambda: str(decode(tokens)))})
+        (text,) = await self._service.tokenize(map(decode, [tokens]))
+        return JSONText({"prompt": text})
 
     async def health(self, request: Request) -> Response:
         try:

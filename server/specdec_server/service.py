@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import takewhile
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -21,6 +22,9 @@ from specdec_server.watchdog import Watchdog, step_timeout_of
 
 T = TypeVar("T")
 
+NUM_THREADS = 4
+"""That tokenize prompts and compile grammars: a long one does not hold up those of other requests."""
+
 
 class Service:
     """An engine and what one server needs beside it."""
@@ -31,7 +35,7 @@ class Service:
         self.lifecycle = Lifecycle(llm, settings)
         self.watchdog = Watchdog(llm, self.lifecycle, step_timeout_of(llm, settings.step_timeout_s))
         self.metrics = ServerMetrics(settings.model_names[0])
-        self._tokenizing = ThreadPoolExecutor(1, "specdec-tokenizer")
+        self._tokenizing = ThreadPoolExecutor(NUM_THREADS, "specdec-tokenizer")
         most_tokens = settings.max_prompt_tokens or llm.engine.target.info.max_model_len
         self._longest_text = LongestText(llm.get_tokenizer(), most_tokens)
         own = getattr(llm.get_tokenizer(), "chat_template", None)
@@ -75,14 +79,22 @@ class Service:
             parts.append(part)
         return b"".join(parts)
 
-    async def tokenize(self, read: Callable[[], T], texts: Any = ()) -> T:
-        """Run a function that tokenizes prompts in a thread of its own, so that it holds up neither the engine nor
-        other requests that run. One request's prompts are tokenized at a time.
+    async def tokenize(self, parts: Iterable[T], texts: Any = ()) -> list[T]:
+        """Go through an iterator that tokenizes prompts, in a thread, so that it holds up neither the engine nor other
+        requests. If this is cancelled, the thread stops after the part that it is at.
 
         texts: what is tokenized, in lists and mappings. Raises ApiError if no prompt can be as long.
         """
         self._longest_text.check(texts)
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, read)
+        is_wanted = True
+
+        def read() -> list[T]:
+            return [*takewhile(lambda _: is_wanted, parts)]
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._tokenizing, read)
+        finally:
+            is_wanted = False
 
     def check_length(self, prompt: TokenizedPrompt) -> TokenizedPrompt:
         """Return a prompt that the server takes. Raises ApiError for a longer one."""

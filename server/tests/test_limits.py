@@ -5,10 +5,13 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
 from typing import Any
 
+import httpx
 import pytest
-from running_server import Running
+from running_server import WAIT_S, Running, wait_for
 
 from specdec_server import lifecycle, limits
 
@@ -51,6 +54,42 @@ def test_texts_that_are_too_long_are_not_tokenized(server: Running, monkeypatch:
     error = server.post(path, **body).json()["error"]
     assert error["code"] == "context_length_exceeded"
     assert f"has {len(text) + 4 * ('chat' in path)} characters" in error["message"]
+
+
+def test_a_long_prompt_holds_up_no_other(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over, tokenize = Event(), server.llm.tokenize
+
+    def slow_tokenize(prompt: Any, **given: Any) -> Any:
+        assert prompt["prompt"] != "long" or is_over.wait(WAIT_S)
+        return tokenize(prompt, **given)
+
+    monkeypatch.setattr(server.llm, "tokenize", slow_tokenize)
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(server.post, "/v1/completions", **FIELDS | {"prompt": "long"})
+        wait_for(lambda: server.http.get("/load").json() == {"server_load": 1})
+        assert server.post("/v1/completions", **FIELDS).status_code == 200
+        assert not pending.done()
+        is_over.set()
+        assert pending.result().status_code == 200
+
+
+def test_prompts_of_a_client_that_left_are_not_tokenized(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    is_over, tokenize, given = Event(), server.llm.tokenize, []
+
+    def slow_tokenize(prompt: Any, **keywords: Any) -> Any:
+        given.append(prompt["prompt"])
+        assert is_over.wait(WAIT_S)
+        return tokenize(prompt, **keywords)
+
+    monkeypatch.setattr(server.llm, "tokenize", slow_tokenize)
+    body = FIELDS | {"prompt": [str(i) for i in range(100)]}
+    with httpx.Client(base_url=server.url, trust_env=False) as client, pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/completions", json=body, timeout=httpx.Timeout(WAIT_S, read=0.1))
+    wait_for(lambda: server.http.get("/load").json() == {"server_load": 0})
+    is_over.set()
+    pool = server.app.state.service._tokenizing
+    wait_for(lambda: pool._idle_semaphore._value == len(pool._threads))
+    assert given == ["0"]
 
 
 def half_sent(server: Running) -> socket.socket:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from threading import current_thread
 from typing import Any
 
 import jsonschema
 import pytest
-from running_server import Running
+from running_server import Running, last_event
 
 from specdec_core import LLM, SamplingParams
+from specdec_grammar import compiler
 
 SCHEMA = {
     "type": "object",
@@ -62,3 +64,35 @@ def test_each_completion_matches(server: Running) -> None:
     assert len({choice["text"] for choice in choices}) > 1
     for choice in choices:
         assert re.fullmatch(wanted["regex"], choice["text"])
+
+
+def test_a_schema_beyond_the_limits_of_its_compiler(server: Running) -> None:
+    """It compiles, and fails when the output comes to its many alternatives."""
+    names = [f"key_{i}" for i in range(2500)]
+    schema = {"anyOf": [{"type": "object", "properties": {name: {}}, "required": [name]} for name in names]}
+    wanted = {"type": "json_schema", "json_schema": {"schema": schema}}
+    for fields, param in (({"structured_outputs": {"json": schema}}, "structured_outputs"),
+                          ({"response_format": wanted}, "response_format")):  # fmt: skip
+        for is_streamed in (False, True):
+            answer = server.post("/v1/completions", prompt="x", max_tokens=8, stream=is_streamed, **fields)
+            if not is_streamed:
+                assert answer.status_code == 400
+            error = (last_event(answer.text) if answer.status_code == 200 else answer.json())["error"]
+            assert (error["type"], error["param"]) == ("invalid_request_error", param)
+            assert "max is 2000" in error["message"]
+    server.wait_until_idle()
+
+
+def test_grammars_are_compiled_before_the_engine_needs_them(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = []
+    written = compiler._grammar
+
+    def record(wanted: Any) -> str:
+        threads.append(current_thread().name)
+        return written(wanted)
+
+    monkeypatch.setattr(compiler, "_grammar", record)
+    for is_streamed in (False, True):
+        wanted = {"regex": "yes|no" + "!" * is_streamed}
+        assert server.post("/v1/completions", prompt="x", structured_outputs=wanted, stream=is_streamed).is_success
+    assert [name.rpartition("_")[0] for name in threads] == ["specdec-tokenizer"] * 2

@@ -21,6 +21,7 @@ from specdec_core.api.prompts import Messages, Prompt, Prompts, TokenizedPrompt
 from specdec_core.api.session import Session
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.config.speculative import SpeculativeConfig
+from specdec_core.config.structured_outputs import StructuredOutputs
 from specdec_core.engine.metrics import Metric
 from specdec_core.engine.request import Piece, Request
 from specdec_core.errors import SpecdecError
@@ -152,6 +153,12 @@ class AsyncLLM:
         }
         (found,) = self._session.prompts.read_chats([messages], arguments, chat_template_kwargs or {})
         return found
+
+    def compile_grammar(self, wanted: StructuredOutputs) -> None:
+        """Compile the `structured_outputs` of sampling parameters, so that the engine's thread need not. Any thread may
+        call this. A server does so before it calls `generate`, since a large schema takes seconds. Raises ConfigError
+        if the grammar is wrong or nothing can compile it."""
+        self.engine.compile_ahead(wanted)
 
     def get_tokenizer(self) -> Any:
         """The tokenizer from transformers; None with skip_tokenizer_init=True."""

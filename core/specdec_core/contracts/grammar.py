@@ -40,7 +40,11 @@ class GrammarCompiler(Protocol):
     """Compiles grammars for one vocabulary."""
 
     def compile(self, wanted: StructuredOutputs) -> GrammarMatcher:
-        """Return a new matcher, at the beginning of the grammar. Raises ConfigError if the grammar is wrong."""
+        """Return a new matcher, at the beginning of the grammar. Raises ConfigError if the grammar is wrong.
+
+        Several threads may call this at once: a server compiles a grammar before the engine asks for it, so a compiler
+        should keep what it has compiled.
+        """
 
 
 @frozen

@@ -14,6 +14,7 @@ import torch
 
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.sampling import SamplingParams
+from specdec_core.config.structured_outputs import StructuredOutputs
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.report import StepReport
 from specdec_core.contracts.verifier import Verdict
@@ -188,6 +189,11 @@ class Engine:
         self._requests[request_id] = request
         self._scheduler.waiting.append(request)
         return request_id
+
+    def compile_ahead(self, wanted: StructuredOutputs) -> None:
+        """Compile the grammar of requests that are yet to come. Any thread may call this. Raises ConfigError if the
+        grammar is wrong or nothing can compile it."""
+        self._grammars.compile_ahead(wanted)
 
     def cancel(self, *request_ids: str) -> None:
         """End requests with finish_reason "abort". They keep their output so far, and end now, or after the step that

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from threading import Lock
 from typing import Any
 
 from specdec_core.config.structured_outputs import StructuredOutputs
@@ -24,6 +25,7 @@ class Grammars:
         self._plugins, self._tokenizer = plugins, tokenizer
         self._vocab_size = target.vocab_size
         self._eos_token_ids = tuple(sorted(each for each in eos_token_ids if 0 <= each < target.vocab_size))
+        self._lock = Lock()  # of _built
         self._built: tuple[str, GrammarCompiler] | None = None
 
     def start(self, wanted: StructuredOutputs) -> GrammarState:
@@ -31,8 +33,14 @@ class Grammars:
         compile it, or the engine lacks a tokenizer or the target an end-of-sequence token."""
         return GrammarState(partial(self._compile, wanted), self._vocab_size)
 
+    def compile_ahead(self, wanted: StructuredOutputs) -> None:
+        """Compile a grammar, so that `start` finds it compiled if the plugin keeps it. Any thread may call this. Raises
+        ConfigError as `start` does."""
+        self._compile(wanted)
+
     def _compile(self, wanted: StructuredOutputs) -> GrammarMatcher:
-        name, compiler = self._built = self._built or self._build()
+        with self._lock:
+            name, compiler = self._built = self._built or self._build()
         with blaming(f"grammar {name!r}", "failed to compile", passing=(SpecdecError,)):
             return compiler.compile(wanted)
 

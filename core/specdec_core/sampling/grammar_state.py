@@ -44,7 +44,7 @@ class GrammarState:
                 elif matcher is not None:
                     matcher.fill(masks[index])
             except Exception as error:
-                faults[index] = f"the grammar of structured_outputs failed: {type(error).__name__}: {error}"
+                faults[index] = f"structured_outputs cannot be followed: {type(error).__name__}: {error}"
                 self._matcher = None
         self._error = None
         return faults

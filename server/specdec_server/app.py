@@ -81,7 +81,8 @@ def _answering(service: Service, make: Make) -> Callable[[Request], Awaitable[Re
             answer = make(service, body)
             if answer.is_streamed:
                 return EventStream(service.lifecycle, answer.chunks(), names)
-            return JSONText(await service.lifecycle.run(request.receive, answer.whole()))
+            whole = await service.lifecycle.run(request.receive, answer.whole())
+            return Response(whole, media_type=JSONText.media_type)
         except ClientDisconnect:
             raise
         except Exception as error:

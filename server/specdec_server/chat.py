@@ -11,11 +11,13 @@ from uuid import uuid4
 from attrs import evolve
 
 from specdec_core import StreamOutput, TokenizedPrompt
-from specdec_server.generation import Answer, Completion, entries
+from specdec_server.completion import Completion, entries
+from specdec_server.generation import Answer
 from specdec_server.logprobs import chat_logprobs, prompt_logprobs
 from specdec_server.protocol import ChatFields
 from specdec_server.service import Service
-from specdec_server.tool_parsers import Found, ToolCall, ToolParser
+from specdec_server.tool_calls import Found, ToolCall
+from specdec_server.tool_parsers import ToolParser
 
 TEMPLATE_FIELDS = ("chat_template", "add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 

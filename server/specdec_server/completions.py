@@ -8,7 +8,8 @@ from typing import Any
 from attrs import evolve
 
 from specdec_core import Piece, StreamOutput, TokenizedPrompt
-from specdec_server.generation import Answer, Completion, entries
+from specdec_server.completion import Completion, entries
+from specdec_server.generation import Answer
 from specdec_server.logprobs import completion_logprobs, prompt_logprobs
 from specdec_server.protocol import CompletionFields
 from specdec_server.service import Service

@@ -4,72 +4,27 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, ClassVar
 from uuid import uuid4
-
-from attrs import define, field
 
 from specdec_core import (
     CapacityError,
     ConfigError,
-    DraftCounts,
-    Logprob,
     Piece,
     SamplingParams,
     StreamOutput,
     TokenizedPrompt,
 )
+from specdec_server.completion import Completion
 from specdec_server.errors import ApiError
-from specdec_server.limits import check_params
-from specdec_server.logprobs import Entry
+from specdec_server.json_text import dumps, dumps_in_parts
+from specdec_server.limits import check_params, check_prompts
 from specdec_server.protocol import SAMPLING, Fields
 from specdec_server.service import Service
 from specdec_server.speculative import acceptance, details
-
-
-@define(eq=False)
-class Completion:
-    """One completion of a prompt, as far as it is generated.
-
-    number: among all completions of the request.
-    prompt_logprobs: None unless the request asks for them; those of a prompt's first completion.
-    is_begun: whether a chunk of it was streamed.
-    num_shown, num_characters: tokens that `take_new` has given, and characters of tokens whose logprobs were given.
-    """
-
-    number: int
-    prompt: TokenizedPrompt
-    text: str = ""
-    pieces: list[Piece] = field(factory=list)
-    finish_reason: str | None = None
-    stop_reason: str | int | None = None
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
-    speculation: DraftCounts = field(factory=DraftCounts)
-    num_drafts: int = 0
-    num_cached_tokens: int = 0
-    is_begun: bool = False
-    num_shown: int = 0
-    num_characters: int = 0
-
-    def add(self, output: StreamOutput) -> None:
-        self.text += output.text
-        self.pieces += output.pieces
-        self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
-        self.prompt_logprobs = self.prompt_logprobs or output.prompt_logprobs
-        self.num_cached_tokens, self.num_drafts = output.num_cached_tokens, output.num_drafts
-        if output.speculation is not None:
-            self.speculation = output.speculation
-
-    def take_new(self) -> list[Piece]:
-        """The tokens since the last call."""
-        start, self.num_shown = self.num_shown, len(self.pieces)
-        return self.pieces[start:]
-
-
-def entries(pieces: Sequence[Piece]) -> list[Entry]:
-    return [(piece.token_id, piece.logprobs) for piece in pieces]
 
 
 class Answer(ABC):
@@ -117,24 +72,45 @@ class Answer(ABC):
     def chunk_choice(self, completion: Completion, output: StreamOutput) -> dict[str, Any] | None:
         """What is new in a completion as an entry of a chunk's `choices`; None: nothing to send yet."""
 
-    async def whole(self) -> dict[str, Any]:
+    async def whole(self) -> bytes:
+        """Run the request, and return the answer as JSON."""
         async with aclosing(self._outputs()) as outputs:
             async for _ in outputs:
                 pass
-        return {**self._head, "choices": [self.choice(each) for each in self.completions], **self._usage, **self.extra}
+        has_logprobs = self.params.logprobs is not None or self.params.prompt_logprobs is not None
+        return await self._written(self._whole, is_large=has_logprobs) or b""
 
-    async def chunks(self) -> AsyncGenerator[dict[str, Any], None]:
+    def _whole(self) -> dict[str, Any]:
+        choices = [self.choice(each) for each in self.completions]
+        return {**self._head, "choices": choices, **self._usage, **self.extra}
+
+    async def chunks(self) -> AsyncGenerator[bytes, None]:
+        """Run the request, and yield the answer's chunks as JSON."""
         options, is_first = self.fields.stream_options, True
         has_usage = options is not None and options.include_usage
         no_usage = {"usage": None} if has_usage else {}
         async with aclosing(self._outputs()) as outputs:
             async for completion, output in outputs:
-                choice = self.chunk_choice(completion, output)
-                if choice is not None:
-                    yield {**self._head, "choices": [choice], **no_usage, **(self.extra if is_first else {})}
+                rest = {**no_usage, **(self.extra if is_first else {})}
+                make = partial(self._chunk, completion, output, rest)
+                has_prompt = not completion.is_begun and self.params.prompt_logprobs is not None
+                chunk = await self._written(make, is_large=has_prompt)
+                if chunk is not None:
+                    yield chunk
                     is_first = False
         if has_usage:
-            yield {**self._head, "choices": [], **self._usage}
+            yield dumps({**self._head, "choices": [], **self._usage})
+
+    def _chunk(self, completion: Completion, output: StreamOutput, rest: dict[str, Any]) -> dict[str, Any] | None:
+        choice = self.chunk_choice(completion, output)
+        return None if choice is None else {**self._head, "choices": [choice], **rest}
+
+    async def _written(self, make: Callable[[], dict[str, Any] | None], *, is_large: bool) -> bytes | None:
+        """Write what a function makes as JSON; None: it makes nothing. The largest answers, which have logprobs, take
+        ten seconds, and are written in a thread."""
+        if not is_large:
+            return None if (found := make()) is None else dumps(found)
+        return await self.service.in_thread(lambda: None if (found := make()) is None else dumps_in_parts(found))
 
     def is_due(self, completion: Completion, content: object) -> bool:
         """Whether there is something to send of a completion: content, its beginning, its end, or tokens without text,
@@ -201,7 +177,11 @@ class Answer(ABC):
         ApiError for a prompt that is too long."""
         if self.params.structured_outputs is not None:
             self.service.llm.compile_grammar(self.params.structured_outputs)
-        yield from map(self.service.check_length, self.read_prompts())
+        num_tokens = 0
+        for prompt in map(self.service.check_length, self.read_prompts()):
+            num_tokens += len(prompt.token_ids)
+            check_prompts(self.params, num_tokens)
+            yield prompt
 
     @property
     def _usage(self) -> dict[str, Any]:

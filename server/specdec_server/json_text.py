@@ -14,6 +14,20 @@ def dumps(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "backslashreplace")
 
 
+def dumps_in_parts(value: Any, depth: int = 5) -> bytes:
+    """`dumps` for large values: no call of Python's encoder takes long, so that other threads go on.
+
+    depth: how many levels of lists and objects are taken apart. In an answer, 5 are down to the logprobs of a token.
+    """
+    if not depth or not isinstance(value, dict | list):
+        return dumps(value)
+    if isinstance(value, list):
+        return b"[%b]" % b",".join(dumps_in_parts(each, depth - 1) for each in value)
+    return b"{%b}" % b",".join(
+        b"%b:%b" % (dumps(str(key)), dumps_in_parts(each, depth - 1)) for key, each in value.items()
+    )
+
+
 class JSONText(Response):
     """A JSON response."""
 

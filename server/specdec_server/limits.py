@@ -41,6 +41,15 @@ def check_params(params: SamplingParams, num_prompts: int, max_model_len: int) -
             )
 
 
+def check_prompts(params: SamplingParams, num_tokens: int) -> None:
+    """Raise ConfigError if the logprobs of prompts of so many tokens together make too large an answer."""
+    if params.prompt_logprobs is not None and num_tokens * (1 + params.prompt_logprobs) > MOST_LOGPROBS_OF_ANSWER:
+        raise ConfigError(
+            f"prompt_logprobs of {num_tokens} tokens, {1 + params.prompt_logprobs} of each, make too large an answer: "
+            f"lower it, or send several requests"
+        )
+
+
 class LongestText:
     """Refuses texts that have more tokens than a prompt may have, before they are tokenized.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import takewhile
 from typing import Any, TypeVar
@@ -23,7 +23,7 @@ from specdec_server.watchdog import Watchdog, step_timeout_of
 T = TypeVar("T")
 
 NUM_THREADS = 4
-"""That tokenize prompts and compile grammars: a long one does not hold up those of other requests."""
+"""That tokenize prompts, compile grammars and write large answers. A long one holds up none of another request."""
 
 
 class Service:
@@ -35,7 +35,7 @@ class Service:
         self.lifecycle = Lifecycle(llm, settings)
         self.watchdog = Watchdog(llm, self.lifecycle, step_timeout_of(llm, settings.step_timeout_s))
         self.metrics = ServerMetrics(settings.model_names[0])
-        self._tokenizing = ThreadPoolExecutor(NUM_THREADS, "specdec-tokenizer")
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "specdec-server")
         most_tokens = settings.max_prompt_tokens or llm.engine.target.info.max_model_len
         self._longest_text = LongestText(llm.get_tokenizer(), most_tokens)
         own = getattr(llm.get_tokenizer(), "chat_template", None)
@@ -87,14 +87,14 @@ class Service:
         """
         self._longest_text.check(texts)
         is_wanted = True
-
-        def read() -> list[T]:
-            return [*takewhile(lambda _: is_wanted, parts)]
-
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._tokenizing, read)
+            return await self.in_thread(lambda: [*takewhile(lambda _: is_wanted, parts)])
         finally:
             is_wanted = False
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run in a thread what would hold up the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def check_length(self, prompt: TokenizedPrompt) -> TokenizedPrompt:
         """Return a prompt that the server takes. Raises ApiError for a longer one."""
@@ -140,4 +140,4 @@ class Service:
         return self._tool_format is not None and MARKERS[self._tool_format] in special
 
     def close(self) -> None:
-        self._tokenizing.shutdown(wait=False)
+        self._threads.shutdown(wait=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
-from typing import Any
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
@@ -25,13 +24,11 @@ class EventStream(Response):
     """A response of one event for each chunk, and a last one, `[DONE]`. The response begins with the first chunk, so an
     error before it has a status code of its own. A later error is an event.
 
-    chunks: JSON objects.
+    chunks: JSON texts.
     fields: of the request, for errors.
     """
 
-    def __init__(
-        self, lifecycle: Lifecycle, chunks: AsyncGenerator[dict[str, Any], None], fields: Collection[str]
-    ) -> None:
+    def __init__(self, lifecycle: Lifecycle, chunks: AsyncGenerator[bytes, None], fields: Collection[str]) -> None:
         super().__init__()
         self._lifecycle = lifecycle
         self._chunks = chunks
@@ -54,7 +51,7 @@ class EventStream(Response):
     async def _send_all(self, send: Send) -> None:
         async with aclosing(self._chunks) as chunks:
             async for chunk in chunks:
-                await self._send(send, dumps(chunk))
+                await self._send(send, chunk)
         await self._end(send)
 
     async def _send(self, send: Send, data: bytes) -> None:

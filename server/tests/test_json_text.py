@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from specdec_server.json_text import dumps, loads
+from specdec_server.json_text import dumps, dumps_in_parts, loads
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(st.characters(codec=None)),
@@ -20,6 +20,11 @@ VALUES = st.recursive(
 def test_what_is_written_is_read(value: object) -> None:
     """A text may have half of a surrogate pair: a model may write one in the arguments of a tool call."""
     assert json.loads(dumps({"value": value}).decode()) == {"value": value}
+
+
+@given(value=VALUES, depth=st.integers(0, 4))
+def test_in_parts_the_same_is_written(value: object, depth: int) -> None:
+    assert dumps_in_parts({"a": [value]}, depth) == dumps({"a": [value]})
 
 
 def test_characters_are_not_escaped_without_need() -> None:

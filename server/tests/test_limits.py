@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import time
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import httpx
 import pytest
 from running_server import WAIT_S, Running, wait_for
 
-from specdec_server import lifecycle, limits
+from specdec_server import generation, lifecycle, limits
 
 FIELDS = {"prompt": "def mean(", "max_tokens": 2, "temperature": 1}
 
@@ -44,11 +45,20 @@ def test_too_many_logprobs(server: Running, monkeypatch: pytest.MonkeyPatch) -> 
     assert server.post("/v1/completions", **given | {"max_tokens": 5}, logprobs=5).status_code == 400
 
 
+def test_too_many_prompt_logprobs(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MOST_LOGPROBS_OF_ANSWER", 12)
+    given = FIELDS | {"prompt": [[1, 2, 3], [4]]}
+    assert server.post("/v1/completions", **given, prompt_logprobs=2).status_code == 200
+    refused = server.post("/v1/completions", **given, prompt_logprobs=3).json()["error"]
+    assert refused["message"].startswith("prompt_logprobs of 4 tokens, 4 of each")
+    assert refused["param"] == "prompt_logprobs"
+
+
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize"])
 def test_texts_that_are_too_long_are_not_tokenized(server: Running, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     service = server.app.state.service  # type: ignore[attr-defined]
     most = service._longest_text._most_characters
-    monkeypatch.setattr(service._tokenizing, "submit", lambda *given: pytest.fail("it was tokenized"))
+    monkeypatch.setattr(service._threads, "submit", lambda *given: pytest.fail("it was tokenized"))
     text = " a" * (most // 2 + 1)
     body = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
     error = server.post(path, **body).json()["error"]
@@ -73,6 +83,27 @@ def test_a_long_prompt_holds_up_no_other(server: Running, monkeypatch: pytest.Mo
         assert pending.result().status_code == 200
 
 
+@pytest.mark.parametrize("fields", [{"logprobs": 1}, {"logprobs": 1, "echo": True, "stream": True}], ids=str)
+def test_a_large_answer_holds_up_no_other(server: Running, monkeypatch: pytest.MonkeyPatch, fields: dict) -> None:
+    is_over, write = Event(), generation.dumps_in_parts
+
+    def slow_write(value: Any) -> bytes:
+        assert is_over.wait(WAIT_S)
+        return write(value)
+
+    expected = server.post("/v1/completions", **FIELDS | fields, seed=1).text
+    monkeypatch.setattr(generation, "dumps_in_parts", slow_write)
+    with ThreadPoolExecutor(1) as pool:
+        pending = pool.submit(server.post, "/v1/completions", **FIELDS | fields, seed=1)
+        wait_for(lambda: server.http.get("/load").json() == {"server_load": 1})
+        assert server.post("/v1/completions", **FIELDS).status_code == 200
+        assert not pending.done()
+        is_over.set()
+        found = pending.result().text
+    cut = [re.sub(r'"id":"[^"]*"|"created":\d+', "", each) for each in (found, expected)]
+    assert cut[0] == cut[1]
+
+
 def test_prompts_of_a_client_that_left_are_not_tokenized(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     is_over, tokenize, given = Event(), server.llm.tokenize, []
 
@@ -87,7 +118,7 @@ def test_prompts_of_a_client_that_left_are_not_tokenized(server: Running, monkey
         client.post("/v1/completions", json=body, timeout=httpx.Timeout(WAIT_S, read=0.1))
     wait_for(lambda: server.http.get("/load").json() == {"server_load": 0})
     is_over.set()
-    pool = server.app.state.service._tokenizing
+    pool = server.app.state.service._threads
     wait_for(lambda: pool._idle_semaphore._value == len(pool._threads))
     assert given == ["0"]
 

@@ -95,4 +95,4 @@ def test_grammars_are_compiled_before_the_engine_needs_them(server: Running, mon
     for is_streamed in (False, True):
         wanted = {"regex": "yes|no" + "!" * is_streamed}
         assert server.post("/v1/completions", prompt="x", structured_outputs=wanted, stream=is_streamed).is_success
-    assert [name.rpartition("_")[0] for name in threads] == ["specdec-tokenizer"] * 2
+    assert [name.rpartition("_")[0] for name in threads] == ["specdec-server"] * 2

@@ -8,7 +8,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
-from specdec_server.tool_parsers import PARSERS, Found, parser_shown_by
+from specdec_server.tool_calls import Found
+from specdec_server.tool_parsers import PARSERS, parser_shown_by
 
 HERMES = '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call>'
 LLAMA = '{"name": "f", "parameters": {"x": "a}b\\"{"}}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from specdec_core import ConfigError, EngineConfig, load_tokenizer
-from specdec_core.sampling.bad_words import tokenize_words
+from specdec_core.sampling.bad_words import ANYTHING, BadWords, tokenize_words
 
 
 @pytest.fixture(scope="module")
@@ -25,3 +25,12 @@ def test_both_with_a_space_and_without_are_found(word, tokenizer):
 def test_spaces_alone_are_no_word(tokenizer):
     with pytest.raises(ConfigError, match="bad_words has '  ', and spaces before a word are ignored: give a word"):
         tokenize_words(["values", "  "], tokenizer)
+
+
+def test_they_are_prepared_once():
+    """The newest token before the last one comes first, and words of one token are known."""
+    found = BadWords.of([[7], [1, 2, 3], [4, 5]])
+    assert found.last_ids.tolist() == [7, 3, 5]
+    assert found.before.tolist() == [[ANYTHING, ANYTHING], [2, 1], [4, ANYTHING]]
+    assert found.padded(3)[1].tolist() == [2, 1, ANYTHING]
+    assert found.single_ids.tolist() == [7]

@@ -163,7 +163,8 @@ def _check_that_some_token_is_left(constraints: Constraints, target: TargetInfo)
     if constraints.allowed_ids is not None:
         is_left[:] = False
         is_left[constraints.allowed_ids] = True
-    is_left[[word[0] for word in constraints.bad_words if len(word) == 1]] = False
+    if constraints.bad_words is not None:
+        is_left[constraints.bad_words.single_ids] = False
     if not is_left.any():
         raise ConfigError("bad_words forbid all that allowed_token_ids leave: allow more tokens, or forbid fewer words")
     is_left[constraints.end_ids] = False

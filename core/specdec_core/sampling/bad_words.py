@@ -3,16 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from attrs import frozen
 
 from specdec_core.errors import ConfigError
-from specdec_core.sampling.constraints import ConstrainedRows
+
+if TYPE_CHECKING:
+    from specdec_core.sampling.constraints import ConstrainedRows
 
 ANYTHING = -2  # in a word that is shorter than the longest
 NOTHING = -1  # before the output's first token
+
+
+@frozen(eq=False)
+class BadWords:
+    """The words of one request as token ids, prepared once when it is submitted."""
+
+    last_ids: np.ndarray  # int64 [num_words]
+    before: np.ndarray  # int64 [num_words, most - 1]   the tokens before the last one, the newest first, padded with
+    #                     ANYTHING up to the longest word's
+
+    @classmethod
+    def of(cls, words: Sequence[Sequence[int]]) -> BadWords:
+        """words: token ids of each, at least one."""
+        before = np.full((len(words), max(map(len, words)) - 1), ANYTHING)
+        for row, word in zip(before, words, strict=True):
+            row[: len(word) - 1] = word[-2::-1]
+        return cls(np.array([word[-1] for word in words]), before)
+
+    @property
+    def single_ids(self) -> np.ndarray:
+        """int64 [n]   the words that are one token."""
+        single: np.ndarray = self.last_ids[(self.before == ANYTHING).all(axis=1)]
+        return single
+
+    def padded(self, num_before: int) -> np.ndarray:
+        """int64 [num_words, num_before]   `before`, padded further."""
+        return np.pad(self.before, ((0, 0), (0, num_before - self.before.shape[1])), constant_values=ANYTHING)
 
 
 def tokenize_words(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
@@ -37,23 +67,16 @@ def tokenize_words(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
 def forbid_bad_words(logits: torch.Tensor, rows: ConstrainedRows) -> None:
     """In place: in each row of logits, set to -inf each token that would complete a bad word, given the tokens before
     it."""
-    num_before = max(len(word) for c in rows.constraints for word in c.bad_words) - 1
-    words = [_before(c.bad_words, num_before) for c in rows.constraints]
-    ends = np.cumsum([len(each) for each in words])
+    words = [c.bad_words for c in rows.constraints if c.bad_words is not None]
+    num_before = max(each.before.shape[1] for each in words)
+    ends = np.cumsum([len(each.last_ids) for each in words])
     positions, chosen = rows.pairs(np.split(np.arange(ends[-1]), ends[:-1]))
-    last_ids = np.array([word[-1] for c in rows.constraints for word in c.bad_words])
-    before = rows.to_device(np.concatenate(words)[chosen])  # int64 [m, num_before]
+    last_ids = np.concatenate([each.last_ids for each in words])
+    before = rows.to_device(np.concatenate([each.padded(num_before) for each in words])[chosen])  # [m, num_before]
     is_complete = (before == _newest(rows, num_before)[rows.to_device(positions)]) | (before == ANYTHING)
     forbidden = torch.where(is_complete.all(dim=1), -torch.inf, 0.0).to(logits.dtype)
     at = rows.to_device(rows.host_rows[positions]), rows.to_device(last_ids[chosen])
     logits.index_put_(at, forbidden, accumulate=True)
-
-
-def _before(words: Sequence[Sequence[int]], num_before: int) -> np.ndarray:
-    """int64 [num_words, num_before]   for each word, its tokens before the last one, in reverse order, padded with
-    ANYTHING."""
-    rows = [[*reversed(word[:-1]), *[ANYTHING] * (num_before - len(word) + 1)] for word in words]
-    return np.array(rows, dtype=np.int64).reshape(len(words), num_before)
 
 
 def _newest(rows: ConstrainedRows, count: int) -> torch.Tensor:

@@ -14,6 +14,7 @@ from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.draft import Draft
 from specdec_core.ops.token_counts import TokenCounts
 from specdec_core.ops.upload import upload
+from specdec_core.sampling.bad_words import BadWords
 from specdec_core.sampling.grammar_state import GrammarState
 from specdec_core.sampling.history import History
 
@@ -33,7 +34,7 @@ class Constraints:
 
     params: SamplingParams
     allowed_ids: np.ndarray | None  # int64 [n]   None: every token
-    bad_words: tuple[tuple[int, ...], ...]  # token ids of each, at least one
+    bad_words: BadWords | None  # None: there are none
     min_tokens: int
     end_ids: np.ndarray  # int64 [n]   tokens not to draw before min_tokens
     bias_ids: np.ndarray  # int64 [n]   all different
@@ -61,14 +62,14 @@ class Constraints:
         found = cls(
             params,
             allowed_ids=None if params.allowed_token_ids is None else np.array(params.allowed_token_ids),
-            bad_words=tuple(map(tuple, bad_words)),
+            bad_words=BadWords.of(bad_words) if bad_words else None,
             min_tokens=params.min_tokens if end_ids else 0,
             end_ids=np.array(sorted(end_ids), dtype=np.int64),
             bias_ids=np.array(list(bias), dtype=np.int64),
             bias_values=np.array(list(bias.values()), dtype=np.float64),
             grammar=grammar,
         )
-        masks = found.allowed_ids is not None or found.bad_words or found.min_tokens or params.logits_processors
+        masks = found.allowed_ids is not None or bad_words or found.min_tokens or params.logits_processors
         return found if masks or bias or found.penalizes or grammar is not None else None
 
     @property

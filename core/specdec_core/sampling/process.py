@@ -49,7 +49,7 @@ def add_bias(logits: torch.Tensor, rows: ConstrainedRows) -> None:
 
 IN_ORDER: tuple[tuple[Callable[[Constraints], bool], Callable[[torch.Tensor, ConstrainedRows], None]], ...] = (
     (lambda c: c.allowed_ids is not None, keep_allowed),
-    (lambda c: len(c.bad_words) > 0, forbid_bad_words),
+    (lambda c: c.bad_words is not None, forbid_bad_words),
     (lambda c: c.min_tokens > 0, forbid_early_end),
     (lambda c: len(c.bias_ids) > 0, add_bias),
     (lambda c: len(c.params.logits_processors) > 0, run_processors),

@@ -394,6 +394,86 @@ def test_metrics_are_read_between_steps() -> None:
     assert [metric.name for metric in asyncio.run(llm.read_metrics())] == [metric.name for metric in llm.get_metrics()]
 
 
+def test_other_threads_read_metrics_between_steps() -> None:
+    """`get_metrics` waits for the step that runs. In the engine's own thread, it does not."""
+    readers: list[threading.Thread] = []
+
+    async def scenario(llm: AsyncLLM) -> None:
+        session, read_metrics, step = llm._session, llm._session.read_metrics, llm._session.step
+
+        def noting_read() -> Any:
+            readers.append(threading.current_thread())
+            return read_metrics()
+
+        def step_that_reads() -> None:
+            step()
+            assert llm.get_metrics()
+
+        session.read_metrics = noting_read  # type: ignore[method-assign]
+        session.step = step_that_reads  # type: ignore[method-assign]
+        task = asyncio.create_task(read(llm.generate(PROMPTS[0], GREEDY)))
+        metrics = await asyncio.to_thread(llm.get_metrics)
+        assert "vllm:generation_tokens" in [metric.name for metric in metrics]
+        await task
+        assert len(readers) > 5
+        assert {thread.name for thread in readers} == {"specdec-engine"}
+
+    with_llm(scenario)
+
+
+@pytest.mark.parametrize("is_thread", [False, True], ids=["in_a_step", "in_the_thread"])
+def test_an_exit_in_the_engine_s_thread_ends_no_event_loop(expected: list, is_thread: bool) -> None:
+    """In a step, it ends that step's requests. Elsewhere it is the end of the engine, which says so to all requests."""
+
+    async def scenario(llm: AsyncLLM) -> None:
+        tasks = [asyncio.create_task(read(llm.generate(prompt, ENDLESS))) for prompt in PROMPTS[:2]]
+        while len(llm._streams) < 2:
+            await asyncio.sleep(0.001)
+
+        def leave(*given: Any) -> None:
+            raise SystemExit("left")
+
+        owner, name = (llm, "_attempt") if is_thread else (llm._session.engine, "_step")
+        setattr(owner, name, leave)
+        errors = await asyncio.gather(*tasks, return_exceptions=True)
+        delattr(owner, name)
+        assert [type(error) for error in errors] == [SpecdecError] * 2
+        assert all(isinstance(error.__cause__, SystemExit) for error in errors if isinstance(error, SpecdecError))
+        assert llm.is_healthy is not is_thread
+        if is_thread:
+            assert "restart the process" in str(llm.failure)
+            with pytest.raises(SpecdecError, match="the engine's thread ended by SystemExit: left"):
+                await read(llm.generate(PROMPTS[0], GREEDY))
+        else:
+            assert await read(llm.generate(PROMPTS[0], GREEDY)) == expected[0]
+
+    with_llm(scenario)
+
+
+def test_what_the_engine_s_thread_is_at() -> None:
+    async def scenario(llm: AsyncLLM) -> None:
+        assert (llm.progress, llm.describe_work(), llm.failure) == (None, "", None)
+        is_over, step = threading.Event(), llm._session.step
+
+        def wait_for_the_end() -> None:
+            is_over.wait(60)
+            step()
+
+        llm._session.step = wait_for_the_end  # type: ignore[method-assign]
+        task = asyncio.create_task(read(llm.generate(PROMPTS[0], GREEDY)))
+        while "in wait_for_the_end" not in llm.describe_work():
+            await asyncio.sleep(0.001)
+        before = llm.progress
+        await asyncio.sleep(0.05)
+        assert llm.progress == before, "the step goes on"
+        is_over.set()
+        await task
+        assert before is not None
+        assert llm._num_done > before
+
+    with_llm(scenario)
+
+
 def test_shutdown_ends_what_runs() -> None:
     async def scenario(llm: AsyncLLM) -> None:
         outputs = llm.generate(PROMPTS[0], ENDLESS)

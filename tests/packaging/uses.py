@@ -152,6 +152,8 @@ def use_server(weights: str) -> None:
             body = json.dumps({"prompt": PROMPT, "max_tokens": 4}).encode()
             with urlopen(Request(f"{url}/completions", body, {"Content-Type": "application/json"})) as response:
                 assert json.load(response)["usage"]["completion_tokens"] == 4
+            with urlopen(url.removesuffix("v1")) as response:
+                assert response.headers["Content-Type"].startswith("text/html")
         finally:
             process.terminate()
             rest = process.communicate()[1]

@@ -65,4 +65,4 @@ def test_names_of_metrics(server: Running) -> None:
     assert set(re.findall(r"specdec:(\w+)", expressions)) <= exposed
     for part in expressions.split("\n\n"):
         assert part.count("(") == part.count(")"), part
-    assert expressions.count("# ") == 4
+    assert expressions.count("# ") == 6

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 from nightly import IS_NIGHTLY
-from running_server import WAIT_S, Running, limited, wait_for
+from running_server import WAIT_S, Running, events_of, limited, wait_for
 
 from specdec_core import LLM, SamplingParams
 
@@ -20,26 +20,36 @@ NUM_CLIENTS = 64
 REQUESTS_PER_CLIENT, NUM_TOKENS, MOST_OF_THOSE_THAT_LEAVE = (20, 48, 400) if IS_NIGHTLY else (2, 16, 150)
 PROMPTS = [f"def function_{i}(value):\n    return value + {i}\n\n\ndef function_{i + 1}(" for i in range(8)]
 CASES: list[dict[str, Any]] = [
-    {"prompt": prompt, "max_tokens": NUM_TOKENS, **params, "speculative": {"enabled": enabled}}
+    {
+        "prompt": prompt,
+        "max_tokens": NUM_TOKENS,
+        **params,
+        "speculative": {"enabled": enabled},
+        "return_token_ids": True,
+    }
     for prompt in PROMPTS
     for params in ({"temperature": 0}, {"temperature": 0.9, "seed": 11})
     for enabled in (True, False)
 ]
 
 
-def complete(client: httpx.Client, case: dict[str, Any]) -> str:
+Answer = tuple[str, list[int]]
+"""The text and the token ids."""
+
+
+def complete(client: httpx.Client, case: dict[str, Any]) -> Answer:
     response = client.post("/v1/completions", json=case)
     assert response.status_code == 200, response.text
-    return response.json()["choices"][0]["text"]
+    (choice,) = response.json()["choices"]
+    return choice["text"], choice["token_ids"]
 
 
-def stream(client: httpx.Client, case: dict[str, Any]) -> str:
-    text = ""
-    with client.stream("POST", "/v1/completions", json={**case, "stream": True}) as response:
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                text += json.loads(line[6:])["choices"][0]["text"]
-    return text
+def stream(client: httpx.Client, case: dict[str, Any]) -> Answer:
+    response = client.post("/v1/completions", json={**case, "stream": True})
+    assert response.status_code == 200, response.text
+    choices = [choice for event in events_of(response.text) for choice in event["choices"]]
+    token_ids = [token_id for choice in choices for token_id in choice["token_ids"]]
+    return "".join(choice["text"] for choice in choices), token_ids
 
 
 def leave(client: httpx.Client, case: dict[str, Any], rng: random.Random) -> None:
@@ -55,14 +65,11 @@ def leave(client: httpx.Client, case: dict[str, Any], rng: random.Random) -> Non
 
 
 def test_concurrent_clients(server: Running, reference: LLM) -> None:
-    expected = [
-        reference.generate(
-            case["prompt"],
-            SamplingParams(max_tokens=NUM_TOKENS, temperature=case["temperature"], seed=case.get("seed")),
-            use_tqdm=False,
-        )[0].outputs[0].text
-        for case in CASES
-    ]  # fmt: skip
+    expected: list[Answer] = []
+    for case in CASES:
+        params = SamplingParams(max_tokens=NUM_TOKENS, temperature=case["temperature"], seed=case.get("seed"))
+        (output,) = reference.generate(case["prompt"], params, use_tqdm=False)[0].outputs
+        expected.append((output.text, output.token_ids))
 
     def run(seed: int) -> int:
         rng, num_left = random.Random(seed), 0
@@ -73,8 +80,8 @@ def test_concurrent_clients(server: Running, reference: LLM) -> None:
                     leave(client, CASES[index], rng)
                     num_left += 1
                 else:
-                    text = rng.choice([complete, stream])(client, CASES[index])
-                    assert text == expected[index], CASES[index]
+                    found = rng.choice([complete, stream])(client, CASES[index])
+                    assert found == expected[index], CASES[index]
         return num_left
 
     with ThreadPoolExecutor(NUM_CLIENTS) as pool:

@@ -13,8 +13,8 @@ from specdec_core.models.recurrent import Chunk, Level, StatePlan
 from specdec_core.ops.upload import upload
 
 PROMPT = 64
-RUNS = 3
-"""Of the prompt: the first one compiles, and other processes may slow one down."""
+RUNS = 2
+"""Of the prompt: the first one may compile, and other processes may slow one down."""
 
 
 def warm_up(target: Model, num_blocks: int, block_size: int) -> float:

@@ -179,7 +179,7 @@ def test_plain_steps_count_once_the_caches_are_warm_again() -> None:
     draft = Draft.from_chains([[7] * 5])
 
     def step(num_nodes: int, seconds: float) -> None:
-        speculation._own_drafts = [draft if num_nodes else None]
+        speculation._own_drafts = {"any": draft if num_nodes else None}
         speculation.end_step(StepReport(num_decode_requests=1, num_nodes=num_nodes, target_s=seconds))
 
     for _ in range(10):
@@ -197,7 +197,7 @@ def test_what_the_engine_does_beside_the_proposers_counts_once() -> None:
     assert speculation._plain_steps is not None
     speculation._plain_steps.end_steps = totals.append  # type: ignore[method-assign]
     curve.add = lambda num_tokens, seconds, number=1: added.append(seconds)  # type: ignore[method-assign]
-    speculation._own_drafts, speculation._own_s = [Draft.from_chains([[7] * 5])], 5.0
+    speculation._own_drafts, speculation._own_s = {"any": Draft.from_chains([[7] * 5])}, 5.0
     speculation.end_step(StepReport(num_decode_requests=1, num_nodes=5, target_s=1.0, draft_s=7.0))
     assert (added, totals) == ([6.0], [8.0])
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from functools import partial
+from itertools import chain
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ from specdec_server.completion import Completion
 from specdec_server.errors import ApiError
 from specdec_server.json_text import dumps, dumps_in_parts
 from specdec_server.limits import check_params, check_prompts
+from specdec_server.prediction import prediction_usage, tokenized
 from specdec_server.protocol import SAMPLING, Fields
 from specdec_server.service import Service
 from specdec_server.speculative import acceptance, details
@@ -173,10 +175,11 @@ class Answer(ABC):
         return ApiError(400, message, param=name if self.fields.response_format is None else "response_format")
 
     def _prepare(self) -> Iterator[TokenizedPrompt]:
-        """Compile the request's grammar, and yield its prompts. Runs in a thread of its own. Raises ConfigError, and
-        ApiError for a prompt that is too long."""
+        """Compile the request's grammar, tokenize its prediction, and yield its prompts. Runs in a thread of its own.
+        Raises ConfigError, and ApiError for a prompt that is too long."""
         if self.params.structured_outputs is not None:
             self.service.llm.compile_grammar(self.params.structured_outputs)
+        self.params = tokenized(self.params, self.service.llm.get_tokenizer())
         num_tokens = 0
         for prompt in map(self.service.check_length, self.read_prompts()):
             num_tokens += len(prompt.token_ids)
@@ -193,6 +196,7 @@ class Answer(ABC):
             "completion_tokens": num_output_tokens,
             "total_tokens": num_prompt_tokens + num_output_tokens,
             "prompt_tokens_details": {"cached_tokens": sum(each.num_cached_tokens for each in first)},
+            **prediction_usage(self.params, chain.from_iterable(each.pieces for each in self.completions)),
         }
         if len(self.completions) > 1 or not self._num_tokens:
             return {"usage": usage, "metrics": None}

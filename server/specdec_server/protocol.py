@@ -21,6 +21,7 @@ from specdec_core import (
 )
 from specdec_core.config.fields import not_yet, refuse_unknown
 from specdec_server.idle_fields import IdleChatFields, IdleFields
+from specdec_server.prediction import FORM, parse_prediction
 from specdec_server.response_format import FORMATS, parse_response_format
 from specdec_server.speculative import Speculative
 
@@ -152,9 +153,9 @@ class ChatFields(Fields, IdleChatFields):
     continue_final_message: bool = option(flag, "Continue the last message instead of answering it.", default=False)
     chat_template: str | None = option(text(optional=True), "A Jinja template instead of the server's.")
     chat_template_kwargs: Mapping[str, Any] | None = option(is_object, "Further inputs of the chat template.")
-
-    # Not supported yet. It would name a proposer's text, and usage would count its tokens.
-    prediction: Any = option(not_yet(None), "Predicted output.")
+    prediction: str | None = option(
+        None, "Text that the answer is expected to resemble.", allowed=FORM, converter=parse_prediction
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.top_logprobs is not None and not self.logprobs:
@@ -178,6 +179,7 @@ class ChatFields(Fields, IdleChatFields):
                 raise ConfigError("max_tokens and max_completion_tokens differ: give one of them")
             sampling["max_tokens"] = self.max_completion_tokens
         sampling.setdefault("max_tokens", None)
+        sampling["prediction"] = self.prediction
         if self.logprobs:
             sampling["logprobs"] = self.top_logprobs or 0
 

@@ -14,6 +14,7 @@ from nightly import IS_NIGHTLY
 from running_server import Running
 
 COMPLETIONS, CHATS = "/v1/completions", "/v1/chat/completions"
+PREDICTION = {"type": "content", "content": "x = 1"}
 MESSAGES = [{"role": "user", "content": "text"}]
 TOOL = {"type": "function", "function": {"name": "f"}}
 NUM_MALFORMED = 10_000 if IS_NIGHTLY else 1000
@@ -88,7 +89,9 @@ WRONG: list[tuple[str, dict[str, Any], int, str | None, str]] = [
     (CHATS, {"messages": MESSAGES, "tools": 3}, 400, "tools", "must be a list"),
     (CHATS, {"messages": MESSAGES, "tools": [{}]}, 400, "tools", "'type': 'function'"),
     (CHATS, {"messages": MESSAGES, "tools": [TOOL], "tool_choice": "required"}, 400, "tool_choice", "'auto' or 'none'"),
-    (CHATS, {"messages": MESSAGES, "prediction": {"type": "content"}}, 400, "prediction", "is not supported yet"),
+    (CHATS, {"messages": MESSAGES, "prediction": {"type": "content"}}, 400, "prediction", "must be {'type': 'content'"),
+    (CHATS, {"messages": MESSAGES, "prediction": PREDICTION}, 400, "prediction", "none of the engine's methods"),
+    (COMPLETIONS, {"prompt": "x", "prediction": "\ud800"}, 400, "prediction", "half of a pair"),
     (CHATS, {"messages": MESSAGES, "parallel_tool_calls": False}, 400, "parallel_tool_calls", "give True"),
     (CHATS, {"messages": MESSAGES, "chat_template_kwargs": {"tools": 1}}, 400, "chat_template_kwargs", "names tools"),
     ("/tokenize", {}, 400, None, "give one of prompt and messages"),

@@ -94,7 +94,7 @@ def test_a_family_without_a_plan_is_refused_with_the_reason(name, folder_of, mak
 
 @pytest.mark.parametrize("name", RECURRENT[:2])
 def test_recurrent_layers_are_not_split(name, folder_of, make_llm):
-    with pytest.raises(CompatibilityError, match="keep a state for each request.*give tensor_parallel_size=1"):
+    with pytest.raises(CompatibilityError, match=r"keep a state for each request.*give tensor_parallel_size=1"):
         make_llm(folder_of(name), None, tensor_parallel_size=2, **FEWEST)
 
 

@@ -139,7 +139,7 @@ def check_none_is_left_out(plugins: Plugins, method: str, folder: Path) -> None:
     assert fill_in({**given, **dict.fromkeys(keys)}, "tiny", plugins) == expected
 
 
-METHODS = ["draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "ngram", "suffix"]
+METHODS = ["draft_model", "eagle", "eagle3", "medusa", "mlp_speculator", "mtp", "ngram", "prediction", "suffix"]
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from asking import METHODS, PROMPTS, SETTINGS, params
 from attrs import evolve
-from test_engine import METHODS, PROMPTS, SETTINGS, params
 
 from specdec_core import LLM, SamplingParams, StructuredOutputs
 from specdec_core.engine import engine as engine_module

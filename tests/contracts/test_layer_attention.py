@@ -187,7 +187,7 @@ def test_outside_of_a_forward_pass_there_is_nowhere_to_store() -> None:
 
 
 def nothing_is_stored(patch: Patch) -> None:
-    patch.setattr(PagedAttention, "_store", lambda self, layer, key, value: self._kv.cache(*self._places[layer]))
+    patch.setattr(PagedAttention, "_store", lambda self, layer, key, value: self.kv.cache(*self.places[layer]))
 
 
 def rows_see_what_their_requests_first_token_does(patch: Patch) -> None:
@@ -233,7 +233,7 @@ def starts_are_one_late(patch: Patch) -> None:
 
     @contextmanager
     def late(self: Any, metadata: Any, visibility: Any, **more: Any) -> Iterator[None]:
-        if self._places[0][0]:
+        if self.places[0][0]:
             metadata = evolve(metadata, slot_mapping=metadata.slot_mapping + 1)
         with forwarding(self, metadata, visibility, **more):
             yield

@@ -116,8 +116,11 @@ KEEPING = evolve(
     plan=lambda config, target, n: Plan(kv_layout=KVLayout(1, 1, 8, 8, target.dtype, keeps_nodes=True)),
 )
 
-KNOWING = ProposerSpec(
-    name="knowing", config=KnowingConfig, build=Knowing, api=1, plan=lambda config, target, n: Plan(observes=False)
+EVEN, ODD = (
+    ProposerSpec(
+        name=name, config=KnowingConfig, build=Knowing, api=1, plan=lambda config, target, n: Plan(observes=False)
+    )
+    for name in ("even", "odd")
 )
 
 
@@ -126,7 +129,7 @@ def config_of(method: str, options: Any, num_tokens: int = 8) -> SpeculativeConf
 
 
 LEDGER_CONFIG = config_of("ledger", LedgerConfig(top_tokens=2))
-EVEN_CONFIG, ODD_CONFIG = (config_of("knowing", KnowingConfig(parity)) for parity in (0, 1))
+EVEN_CONFIG, ODD_CONFIG = config_of("even", KnowingConfig(0)), config_of("odd", KnowingConfig(1))
 DRAWN_CONFIG, GUESS_CONFIG = config_of("drawn", DrawnConfig()), config_of("guess", GuessConfig())
 
 
@@ -135,7 +138,7 @@ def engine_of(target: Path) -> Callable[..., Engine]:
     def make(*configs: SpeculativeConfig, **keywords: Any) -> Engine:
         settings = {"dtype": "float32", "num_kv_blocks": 128, "max_model_len": 64, "skip_tokenizer_init": True}
         prepared = prepare(target, **{**settings, **keywords})
-        return Engine(prepared.config, Offered(LEDGER, DRAWN, GUESS, KNOWING, KEEPING), configs or None)
+        return Engine(prepared.config, Offered(LEDGER, DRAWN, GUESS, EVEN, ODD, KEEPING), configs or None)
 
     return make
 

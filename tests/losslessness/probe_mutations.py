@@ -124,7 +124,7 @@ def nodes_see_their_siblings(patch: Patch) -> None:
 
     @contextmanager
     def seeing(self: Any, metadata: Any, visibility: Any, **more: Any) -> Iterator[None]:
-        if visibility.more_slots is not None and self._places[0][0] != 0:
+        if visibility.more_slots is not None and self.places[0][0] != 0:
             last = visibility.more_slots.amax(dim=1)
             visibility = evolve(visibility, prefix_lens=torch.maximum(visibility.prefix_lens, last + 1))
         with forwarding(self, metadata, visibility, **more):

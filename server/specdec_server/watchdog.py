@@ -1,4 +1,4 @@
-"""Notices that the engine hangs or has failed, and ends the requests, which would else wait for ever."""
+"""Notices that the engine hangs, and ends the requests, which would else wait for ever."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from attrs import field, frozen
 class StepReport:
     """Counts and times of one step, for metrics and for plugins with the hook `specdec_step_finished`."""
 
-    num_prefill_tokens: int = 0  # of prompts; of outputs, too, where a preempted request is computed again
+    num_prefill_tokens: int = 0  # of prompts; of outputs, too, if a grammar forced them or a request was preempted
     num_decode_requests: int = 0  # requests whose only known token was the root
     num_output_tokens: int = 0
     num_draft_tokens: int = 0  # live nodes

@@ -158,10 +158,10 @@ class Engine:
             params, self.num_speculative_tokens, methods, self.target.info, has_text=self._tokenizer is not None
         )
         self._verification.check(params)
-        plans = [drafter.plan for drafter in self._speculation.drafters]
-        prediction = parse_prediction(
-            params.prediction, self._tokenizer, self.target.info, is_read=any(plan.reads_prediction for plan in plans)
-        )
+        wanted_methods = methods if params.speculative_methods is None else params.speculative_methods
+        reading = {each.proposer.name for each in self._speculation.drafters if each.plan.reads_prediction}
+        is_read = not reading.isdisjoint(wanted_methods)
+        prediction = parse_prediction(params.prediction, self._tokenizer, self.target.info, is_read=is_read)
         constraints = make_constraints(
             params, self._tokenizer, self.target.eos_token_ids, self.target.info, self._grammars
         )

@@ -47,14 +47,14 @@ def parse_prediction(
     """Check a prediction (`SamplingParams.prediction`) and return it as int64 [n]; None if there is none. Raises
     ConfigError if no method of the engine reads it, or for token ids that are not in the vocabulary.
 
-    is_read: whether one of the engine's methods reads predictions.
+    is_read: whether one of the methods that may draft for the request reads predictions.
     """
     if prediction is None:
         return None
     if not is_read:
         raise ConfigError(
-            "prediction is given, and none of the engine's methods reads it: add one that does, as in "
-            'speculative_config={"method": ["prediction", "ngram"]}, or leave it out'
+            "prediction is given, and none of the engine's methods that may draft for the request reads it: add one, "
+            'as in speculative_config={"method": ["prediction", "ngram"]}, or leave it out'
         )
     token_ids: Sequence[int]
     if isinstance(prediction, str):

@@ -8,6 +8,7 @@ import torch
 
 from specdec_core.contracts.kv import StateLayout
 from specdec_core.errors import CapacityError
+from specdec_core.ops.upload import upload
 
 
 class StateStore:
@@ -21,7 +22,7 @@ class StateStore:
             {each.name: torch.zeros(num_slots, *each.shape, dtype=each.dtype, device=device) for each in tensors}
             for tensors in layout.layers
         )
-        self._num_slots = num_slots
+        self._num_slots, self._device = num_slots, device
         self._slots: dict[str, int] = {}  # by request; all others are free
 
     def add(self, request_id: str) -> None:
@@ -44,10 +45,12 @@ class StateStore:
 
     def clear(self, slots: Sequence[int]) -> None:
         """Set the states in these slots to those before a request's first token."""
+        if not slots:
+            return
+        cleared = upload(slots, self._device)
         for states in self.layers:
             for tensor in states.values():
-                for slot in slots:
-                    tensor[slot].zero_()
+                tensor.index_fill_(0, cleared, 0)
 
     def check_integrity(self) -> None:
         """Raise AssertionError if two requests share a slot."""

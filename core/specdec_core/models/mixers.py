@@ -128,7 +128,8 @@ class CheckedTokenByToken(TokenByToken):
             found.append(in_turn[name])
         for one, other in zip(expected, found, strict=True):
             difference = (one.float() - other.float()).abs().max()
-            if difference > (ROUNDED_TOLERANCE if is_rounded else TOLERANCE) * one.float().abs().max():
+            most = (ROUNDED_TOLERANCE if is_rounded else TOLERANCE) * one.float().abs().max()
+            if not difference <= most:  # NaN, too
                 raise CompatibilityError(
                     f"{type(module).__name__} computes several tokens otherwise than one after the other (the two "
                     f"differ by {difference:.2g} in a trial), so its output would depend on how prompts are divided: "

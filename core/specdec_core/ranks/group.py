@@ -12,7 +12,8 @@ from torch import distributed as torch_distributed
 from specdec_core.models.split_modules import Part
 
 TIMEOUT = timedelta(hours=1)
-"""Longer than loading a part of the largest models takes. A rank that ends is noticed at once, without it."""
+"""Longer than loading a part of the largest models takes. Over loopback, a rank that ends is noticed at once, without
+it; between GPUs that has not been tried."""
 
 FINDS_WITHIN = timedelta(minutes=2)
 """How long a rank waits to be found by the others, which are running by then."""

@@ -97,7 +97,9 @@ class Alignment:
             new = self._since[: len(self._since) + 1 - run]
             if 0 < len(old) <= LONGEST_CHANGE and 0 < len(new) <= LONGEST_CHANGE:
                 self._changes[old] = new
-        for old in [*self._changes]:
-            if tuple(self._prediction[max(0, place - len(old)) : place].tolist()) == old:
-                del self._changes[old]  # here it was not made
+        if self._changes:
+            length = min(run, place, LONGEST_CHANGE)
+            kept = tuple(self._prediction[place - length : place].tolist())
+            for start in range(length):
+                self._changes.pop(kept[start:], None)  # here it was not made
         self._left_at, self._since = place, []

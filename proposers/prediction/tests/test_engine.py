@@ -81,8 +81,11 @@ def test_requests_without_a_prediction_are_drafted_by_the_others(folder: Path) -
 
 
 def test_refused(folder: Path, llm: LLM) -> None:
-    with LLM(folder, **SETTINGS) as plain, pytest.raises(ConfigError, match="none of the engine's methods reads it"):
+    with LLM(folder, **SETTINGS) as plain, pytest.raises(ConfigError, match="none of the engine's methods"):
         plain.generate(PROMPT, params([1, 2]))
+    config = {"method": ["prediction", "ngram"]}
+    with LLM(folder, speculative_config=config, **SETTINGS) as both, pytest.raises(ConfigError, match="may draft"):
+        both.generate(PROMPT, params([1, 2], speculative_methods=["ngram"]))
     with pytest.raises(ConfigError, match="needs a tokenizer"):
         llm.generate(PROMPT, params("text"))
     with pytest.raises(ConfigError, match=r"prediction with token ids .*100000.* not in the vocabulary"):

@@ -182,7 +182,9 @@ def not_yet(default: Any) -> Check:
     )
 
 
-num_ranks = must(lambda value: is_number(value) and value in (1, 2, 4), "is not supported: give 1, 2 or 4", "1, 2 or 4")
+num_ranks = must(
+    lambda value: type(value) is int and value in (1, 2, 4), "is not supported: give 1, 2 or 4", "1, 2 or 4"
+)
 """A check for a number of processes that share each layer of a model."""
 
 

@@ -52,9 +52,9 @@ class Ranks:
         self._processes: list[processes.Process] = []
         self._folder = tempfile.mkdtemp(prefix="specdec-ranks-")
         threads = torch.get_num_threads()
-        self._end = finalize(self, _end, self._processes, self._folder, threads)
         # All ranks have as many threads: with others, products may round differently, and routers choose otherwise.
         each = max(1, threads // size) if device.type == "cpu" else threads
+        self._end = finalize(self, _end, self._processes, self._folder, threads, each)
         torch.set_num_threads(each)
         try:
             for rank in range(1, size):
@@ -193,7 +193,8 @@ def device_of(rank: int, device: torch.device, size: int) -> torch.device:
     return torch.device("cuda", first + rank)
 
 
-def _end(started: list[processes.Process], folder: str, num_threads: int) -> None:
+def _end(started: list[processes.Process], folder: str, num_threads: int, num_set: int) -> None:
     processes.end(started)
     shutil.rmtree(folder, ignore_errors=True)
-    torch.set_num_threads(num_threads)
+    if torch.get_num_threads() == num_set:  # else another engine has set it since, and its ranks depend on that
+        torch.set_num_threads(num_threads)

@@ -12,7 +12,8 @@ from specdec_core import Counter, DraftCounts, Gauge, PluginError, StepReport, V
 from specdec_core.engine.metrics import Load, Metrics
 
 REPORT = StepReport(
-    num_prefill_tokens=7,
+    num_prefill_tokens=9,
+    num_prompt_tokens=7,
     num_output_tokens=6,
     num_draft_tokens=10,
     num_accepted=4,

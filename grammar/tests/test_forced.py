@@ -86,6 +86,15 @@ def test_most_of_a_schema_takes_no_forward_pass(plain: LLM) -> None:
     assert len(token_ids) > 3 * num_steps
 
 
+def test_they_are_not_counted_as_prompts(plain: LLM) -> None:
+    def count() -> int:
+        return next(metric.value for metric in plain.get_metrics() if metric.name == "vllm:prompt_tokens")
+
+    before, num_prompt_tokens = count(), sum(len(plain.get_tokenizer().encode(prompt)) for prompt in PROMPTS)
+    plain.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert count() - before == num_prompt_tokens
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -12,6 +12,7 @@ class StepReport:
     """Counts and times of one step, for metrics and for plugins with the hook `specdec_step_finished`."""
 
     num_prefill_tokens: int = 0  # of prompts; of outputs, too, if a grammar forced them or a request was preempted
+    num_prompt_tokens: int = 0  # of these, tokens of prompts
     num_decode_requests: int = 0  # requests whose only known token was the root
     num_output_tokens: int = 0
     num_draft_tokens: int = 0  # live nodes

@@ -145,7 +145,7 @@ class Totals:
         for num_accepted in report.accepted_per_request.values():
             self.drafts.add(0, num_accepted)
         self.drafts.num_draft_tokens += report.num_draft_tokens
-        self.num_prompt_tokens += report.num_prefill_tokens
+        self.num_prompt_tokens += report.num_prompt_tokens
         self.num_output_tokens += report.num_output_tokens
         self.num_preempted += report.num_preempted
         self.num_queried_tokens += report.num_queried_tokens

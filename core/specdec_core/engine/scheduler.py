@@ -37,6 +37,7 @@ class Schedule:
     budgets: list[int] = field(factory=list)
     preempted: list[Request] = field(factory=list)
     num_prefill_tokens: int = 0  # known tokens, without the roots of decoding requests
+    num_prompt_tokens: int = 0  # of these, tokens of prompts
     num_decode_requests: int = 0  # requests whose only known token is the root
     num_queried_tokens: int = 0  # of the requests that were admitted: looked up in the prefix cache
     num_cached_tokens: int = 0  # of these, found
@@ -50,6 +51,7 @@ class Schedule:
             self.num_decode_requests += 1
         else:
             self.num_prefill_tokens += num_known
+            self.num_prompt_tokens += min(num_known, max(0, request.num_prompt_tokens - request.num_computed))
 
     @property
     def whole_requests(self) -> list[Request | None]:

@@ -77,6 +77,7 @@ class StepTimer:
         outputs = {request_id: len(pieces) for request_id, pieces in emitted.pieces.items()}
         return StepReport(
             num_prefill_tokens=schedule.num_prefill_tokens,
+            num_prompt_tokens=schedule.num_prompt_tokens,
             num_decode_requests=schedule.num_decode_requests,
             num_output_tokens=sum(outputs.values()),
             num_draft_tokens=num_draft_tokens,

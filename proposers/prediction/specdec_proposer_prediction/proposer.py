@@ -78,8 +78,8 @@ class PredictionProposer(Proposer):
         if followed is None:
             followed = Following(Alignment(request.prediction), request.num_prompt_tokens)
             self._followed[request.id] = followed
-        followed.alignment.follow(request.token_ids[followed.num_tokens :].tolist())
-        followed.num_tokens = len(request.token_ids)
+        new, followed.num_tokens = request.token_ids[followed.num_tokens :], len(request.token_ids)
+        followed.alignment.follow(new.tolist())
         tree, left = Tree(), most
         places = followed.alignment.places()[: min(self._max_branches, most)]
         for index, (place, run) in enumerate(places):

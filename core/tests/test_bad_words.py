@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from specdec_core import ConfigError, EngineConfig, load_tokenizer
@@ -20,6 +22,23 @@ def test_both_with_a_space_and_without_are_found(word, tokenizer):
     for text in (word.lstrip(), f" {word.lstrip()}"):
         written = tokenizer(text, add_special_tokens=False).input_ids
         assert any(written[-len(ids) :] == ids for ids in found), text
+
+
+@pytest.mark.parametrize(
+    ("bare", "spaced", "found"),
+    [
+        ([4, 5], [9, 5], [[4, 5], [9, 5]]),
+        ([4, 5], [4, 6, 7], [[4, 5], [4, 6, 7]]),
+        ([4, 5], [9, 4, 5], [[4, 5]]),
+        ([4, 5], [4, 5, 6], [[4, 5]]),
+    ],
+    ids=["another first token", "the same first token", "the same end", "the same beginning"],
+)
+def test_tokens_that_are_forbidden_anyway_are_left_out(bare, spaced, found):
+    def tokenizer(text, add_special_tokens):
+        return SimpleNamespace(input_ids=spaced if text.startswith(" ") else bare)
+
+    assert tokenize_words(["word"], tokenizer) == found
 
 
 def test_spaces_alone_are_no_word(tokenizer):

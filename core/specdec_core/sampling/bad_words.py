@@ -48,8 +48,9 @@ class BadWords:
 def tokenize_words(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
     """Tokenize each word twice: without and with a space before it.
 
-    Spaces before a word are ignored. The token ids with a space are left out if they begin with those without, as where
-    the tokenizer makes the space a token of its own. Raises ConfigError for a word of spaces alone.
+    Spaces before a word are ignored. The token ids with a space are left out if they begin or end with those without,
+    which forbid them, too: for instance where the tokenizer makes the space a token of its own. Raises ConfigError for
+    a word of spaces alone.
     """
     found: list[list[int]] = []
     for word in words:
@@ -59,7 +60,7 @@ def tokenize_words(words: Sequence[str], tokenizer: Any) -> list[list[int]]:
             raise ConfigError(f"bad_words has {word!r}, and spaces before a word are ignored: give a word")
         found.append(token_ids)
         spaced: list[int] = tokenizer(f" {bare}", add_special_tokens=False).input_ids
-        if spaced[0] != token_ids[0] and spaced[-len(token_ids) :] != token_ids:
+        if token_ids not in (spaced[: len(token_ids)], spaced[-len(token_ids) :]):
             found.append(spaced)
     return found
 

@@ -10,9 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from specdec_core import ConfigError
+from specdec_core import CompatibilityError, ConfigError
 from specdec_core.models.split import Cut
 from specdec_core.models.split_modules import Part, SplitHead, SplitLinear
+from specdec_core.models.split_plan import _Splitting
 from specdec_core.models.split_styles import STYLES
 from specdec_core.ranks.driver import device_of
 from specdec_core.ranks.messages import Sum, receive, send
@@ -133,3 +134,30 @@ def test_tensors_in_messages_stay_as_they_are(tensor):
     assert (name, text, found.dtype, found.shape) == ("name", "text", tensor.dtype, tensor.shape)
     assert torch.equal(found, tensor)
     assert (sent.num_messages, sent.checksum) == (received.num_messages, received.checksum) == (1, sent.checksum)
+
+
+class Attention(nn.Module):
+    """One key head of 8 numbers, and a gate that is as wide."""
+
+    def __init__(self, has_gate: bool) -> None:
+        super().__init__()
+        self.k_proj, self.v_proj = nn.Linear(16, 8), nn.Linear(16, 8)
+        if has_gate:
+            self.gate_proj = nn.Linear(16, 8)
+
+    @property
+    def base_model(self) -> nn.Module:
+        return self
+
+
+@pytest.mark.parametrize("has_gate", [False, True])
+def test_layers_as_wide_as_keys_are_not_repeated_unnoticed(has_gate):
+    model = Attention(has_gate)
+    names = {module: name for name, module in model.named_modules()}
+    plan = dict.fromkeys(["k_proj", "v_proj", "gate_proj"], "colwise")
+    splitting = _Splitting(model, names, None, Part.pretended(2), plan, "gated")
+    if has_gate:
+        with pytest.raises(CompatibilityError, match="k_proj, v_proj, gate_proj have as many outputs as the keys"):
+            dict(splitting._repeated(model, (1, 8, 8)))
+    else:
+        assert dict(splitting._repeated(model, (1, 8, 8))) == {"k_proj": (0, 8), "v_proj": (0, 8)}

@@ -99,15 +99,28 @@ class _Splitting:
         return num_heads // size, max(1, num_kv_heads // size)
 
     def _repeated(self, attention: nn.Module, shape: tuple[int, int, int]) -> Iterator[tuple[str, Interval]]:
-        """Yield the rows of this rank in each linear layer that computes keys or values, if heads are repeated."""
+        """Yield the rows of this rank in each linear layer that computes keys or values, if heads are repeated. These
+        layers are known by their number of outputs, among those whose outputs are split."""
         num_kv_heads, *dims = shape
-        if num_kv_heads % self.part.size:
-            head = self.part.rank * num_kv_heads // self.part.size
-            for child in attention.modules():
-                num_rows = getattr(child, "out_features", None)
-                if num_rows in [num_kv_heads * dim for dim in dims]:
-                    width = num_rows // num_kv_heads
-                    yield self.names[child], (head * width, (head + 1) * width)
+        if num_kv_heads % self.part.size == 0:
+            return
+        widths = {num_kv_heads * dim: dim for dim in dims}
+        prefix = self.names[self.model.base_model]
+        found = []
+        for child in attention.modules():
+            style = self._style(self.names[child], prefix)
+            if style is not None and style.dim == 0 and getattr(child, "out_features", None) in widths:
+                found.append(child)
+        if len(found) > 2:
+            names = ", ".join(self.names[child] for child in found)
+            raise CompatibilityError(
+                f"{names} have as many outputs as the keys or values, so that it is not known which of them compute "
+                f"these: {REMEDY}"
+            )
+        head = self.part.rank * num_kv_heads // self.part.size
+        for child in found:
+            width = widths[child.out_features]  # type: ignore[index]
+            yield self.names[child], (head * width, (head + 1) * width)
 
     def _add(self, name: str, module: nn.Module, style: Style, interval: Interval | None) -> None:
         if style.dim is not None and type(module) is not nn.Linear:

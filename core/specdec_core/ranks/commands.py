@@ -44,6 +44,10 @@ class Commands:
         self._part: Part
         self._kv: KVManager
 
+    def ask(self, name: str, *args: Any) -> Any:
+        """Run a command whose result rank 0 waits for."""
+        return getattr(self, name)(*args)
+
     def prepare(self, device: torch.device, num_threads: int, plugins: Sequence[Plugin]) -> None:
         """device: rank 0's."""
         torch.set_num_threads(num_threads)

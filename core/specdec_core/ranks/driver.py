@@ -105,7 +105,7 @@ class Ranks:
 
     def ask(self, name: str, *args: Any) -> list[Any]:
         """Return the other ranks' answers to a command, in their order."""
-        with self.together(name, *args):
+        with self.together("ask", name, *args):
             return [self._answer(process) for process in self._processes]
 
     def serve(self) -> None:

@@ -52,11 +52,8 @@ def _serve(rank: int, size: int, connection: Connection) -> None:
         while True:
             for name, args in receive(connection, received):
                 answer = getattr(commands, name)(*args)
-            if name in ANSWERED:
+            if name == "ask":
                 connection.send(("answer", answer))
-
-
-ANSWERED = frozenset({"prepare", "weight_bytes", "digest"})
 
 
 def _report(error: BaseException) -> tuple[str, str]:

@@ -5,79 +5,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
-import attrs
 import pytest
-from tqdm import TMonitor
+from running_async import ENDLESS, GREEDY, PROMPTS, SETTINGS, greedy_outputs, no_thread_is_left, read, with_llm
 
-from specdec_core import (
-    LLM,
-    AsyncLLM,
-    ConfigError,
-    Draft,
-    PluginError,
-    Plugins,
-    Proposer,
-    ProposerSpec,
-    SamplingParams,
-    SpecdecError,
-    StreamOutput,
-)
-
-PROMPTS = [f"def function_{i}(value):\n    return value + {i}\n\n\ndef function_{i + 1}(" for i in range(6)]
-SETTINGS: dict[str, Any] = {
-    "dtype": "float32",
-    "max_model_len": 512,
-    "speculative_config": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 1},
-}
-GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
-ENDLESS = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
-
-
-@pytest.fixture(autouse=True)
-def no_thread_is_left() -> Iterator[None]:
-    before = set(threading.enumerate())
-    yield
-    left = set(threading.enumerate()) - before
-    assert [thread for thread in left if not isinstance(thread, TMonitor)] == [], "TMonitor: of tqdm's bars"
+from specdec_core import LLM, AsyncLLM, ConfigError, SamplingParams, SpecdecError
 
 
 @pytest.fixture(scope="module")
 def expected() -> list[tuple[str, list[int]]]:
-    outputs = LLM("tiny", **SETTINGS).generate(PROMPTS, GREEDY)
-    return [(output.outputs[0].text, output.outputs[0].token_ids) for output in outputs]
-
-
-def with_llm(scenario: Callable[[AsyncLLM], Awaitable[None]], **settings: Any) -> AsyncLLM:
-    """Run a scenario with an AsyncLLM in a new event loop, and assert that no request and no block is left. Returns the
-    closed AsyncLLM.
-
-    scenario: an async function that takes the AsyncLLM.
-    settings: keyword arguments of AsyncLLM.
-    """
-    llm = AsyncLLM("tiny", **{**SETTINGS, **settings})
-
-    async def run() -> None:
-        async with llm:
-            await scenario(llm)
-
-    asyncio.run(run())
-    assert not llm._session.engine.has_unfinished
-    llm._session.engine.kv.check_integrity()
-    return llm
-
-
-async def read(outputs: AsyncIterator[StreamOutput]) -> tuple[str, list[int]]:
-    text, token_ids, reason = "", [], None
-    async for output in outputs:
-        assert reason is None, "it had ended"
-        text += output.text
-        token_ids += [piece.token_id for piece in output.pieces]
-        reason = output.finish_reason
-    assert reason is not None
-    return text, token_ids
+    return greedy_outputs()
 
 
 def test_generators_that_run_at_once_are_one_batch(expected: list) -> None:
@@ -163,6 +101,7 @@ def test_closing_and_cancelling_end_the_request(expected: list) -> None:
     with_llm(scenario)
 
 
+@no_thread_is_left()
 def test_a_generator_that_is_forgotten_is_cancelled() -> None:
     """When the event loop ends, it closes unfinished generators, which cancels their requests."""
     llm = AsyncLLM("tiny", **SETTINGS)
@@ -197,81 +136,6 @@ def test_a_bad_request_raises_in_its_own_generator(expected: list, prompt: Any, 
     with_llm(scenario)
 
 
-@attrs.frozen
-class NoOptions:
-    pass
-
-
-class Failing(Proposer):
-    """A proposer that drafts nothing.
-
-    failures: how many more calls of `propose` raise an error. Only calls with a request of 30 or more tokens do.
-    """
-
-    failures = 0
-
-    def propose(self, batch: Any) -> Draft:
-        if Failing.failures and max(len(request.token_ids) for request in batch.requests) >= 30:
-            Failing.failures -= 1
-            raise ZeroDivisionError("a bug in this proposer")
-        return Draft.from_chains([[]] * len(batch.requests))
-
-
-class PluginsWithFailing:
-    def __init__(self) -> None:
-        self._installed = Plugins.load()
-
-    def proposer(self, name: str) -> ProposerSpec:
-        return ProposerSpec("failing", NoOptions, build=lambda config, context: Failing(), api=1)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._installed, name)
-
-
-def test_a_failed_step_reaches_every_running_generator_and_the_engine_goes_on(expected: list) -> None:
-    Failing.failures = 1
-
-    async def scenario(llm: AsyncLLM) -> None:
-        tasks = [asyncio.create_task(read(llm.generate(prompt, ENDLESS))) for prompt in PROMPTS[:4]]
-        errors = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(error) for error in errors] == [PluginError] * 4
-        assert all("a bug in this proposer" in str(error) for error in errors)
-        assert await read(llm.generate(PROMPTS[0], GREEDY)) == expected[0]
-
-    config = {"method": "failing", "num_speculative_tokens": 2}
-    with_llm(scenario, plugins=PluginsWithFailing(), speculative_config=config)
-
-
-def test_a_failed_step_leaves_those_that_wait(expected: list) -> None:
-    """If a step fails, the two running requests raise its error, and the two waiting ones generate their outputs."""
-    Failing.failures = 1
-
-    async def scenario(llm: AsyncLLM) -> None:
-        tasks = [asyncio.create_task(read(llm.generate(PROMPTS[i], GREEDY))) for i in range(4)]
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        assert [type(each) for each in found[:2]] == [PluginError] * 2
-        assert found[2:] == expected[2:4]
-
-    config = {"method": "failing", "num_speculative_tokens": 2}
-    with_llm(scenario, plugins=PluginsWithFailing(), speculative_config=config, max_num_seqs=2)
-
-
-def test_a_failure_outside_of_the_requests_reaches_all(expected: list) -> None:
-    async def scenario(llm: AsyncLLM) -> None:
-        def fail(report: Any) -> None:
-            llm._session.engine._step_finished = None
-            raise ZeroDivisionError("a bug in a listener")
-
-        llm._session.engine._step_finished = fail
-        tasks = [asyncio.create_task(read(llm.generate(prompt, ENDLESS))) for prompt in PROMPTS[:2]]
-        await asyncio.sleep(0)
-        errors = await asyncio.gather(*tasks, return_exceptions=True)
-        assert ZeroDivisionError in map(type, errors)
-        assert await read(llm.generate(PROMPTS[0], GREEDY)) == expected[0]
-
-    with_llm(scenario, max_model_len=64)
-
-
 def test_several_prompts_in_one_generator(expected: list) -> None:
     async def scenario(llm: AsyncLLM) -> None:
         texts = [""] * 3
@@ -284,65 +148,6 @@ def test_several_prompts_in_one_generator(expected: list) -> None:
         assert not llm.engine.has_unfinished, "none is run"
 
     with_llm(scenario)
-
-
-def test_the_last_output_has_the_requests_figures() -> None:
-    params = SamplingParams(seed=3, n=2, max_tokens=24, ignore_eos=True)
-    (output,) = LLM("tiny", **SETTINGS).generate(PROMPTS[0], params)
-
-    async def scenario(llm: AsyncLLM) -> None:
-        parts = [part async for part in llm.generate(PROMPTS[0], params)]
-        last = [part for part in parts if part.finish_reason is not None]
-        assert {part.speculation for part in parts if part.finish_reason is None} == {None}
-        counts = [part.speculation for part in last if part.speculation is not None]
-        assert len(counts) == 2
-        assert counts[0] + counts[1] == output.speculation
-        assert output.speculation.num_drafts > 0
-        assert [part.num_cached_tokens for part in last] == [0, 0]
-
-    with_llm(scenario, seed=0)
-
-
-def test_the_last_output_has_the_cached_tokens() -> None:
-    async def scenario(llm: AsyncLLM) -> None:
-        cached = []
-        for _ in range(2):
-            *_, last = [part async for part in llm.generate(PROMPTS[0], GREEDY)]
-            cached.append(last.num_cached_tokens)
-        assert cached[0] == 0 < cached[1]
-
-    with_llm(scenario, kv_manager="prefix", block_size=4)
-
-
-@pytest.mark.parametrize("stop", [(), ("value",)])
-def test_whole_completions(stop: tuple) -> None:
-    """Without streaming, a generator yields each completion once, with what its stream has altogether."""
-    params = SamplingParams(
-        seed=3, n=2, max_tokens=24, ignore_eos=True, stop=stop, logprobs=1, prompt_logprobs=1, bad_words=["return"]
-    )
-
-    async def scenario(llm: AsyncLLM) -> None:
-        parts: dict[tuple[int, int], list[StreamOutput]] = {}
-        async for part in llm.generate(PROMPTS[:2], params):
-            parts.setdefault((part.prompt_index, part.index), []).append(part)
-        whole = {
-            (part.prompt_index, part.index): part async for part in llm.generate(PROMPTS[:2], params, stream=False)
-        }
-        assert whole.keys() == parts.keys()
-        for key, found in whole.items():
-            first, last = parts[key][0], parts[key][-1]
-            assert found.text == "".join(part.text for part in parts[key])
-            for name in ("token_id", "logprobs"):
-                expected = [getattr(piece, name) for part in parts[key] for piece in part.pieces]
-                assert [getattr(piece, name) for piece in found.pieces] == expected
-            assert (found.finish_reason, found.stop_reason) == (last.finish_reason, last.stop_reason)
-            assert found.prompt_logprobs == first.prompt_logprobs
-        closed = llm.generate(PROMPTS[0], ENDLESS, stream=False)
-        task = asyncio.create_task(anext(closed))  # type: ignore[arg-type]
-        await asyncio.sleep(0)
-        task.cancel()
-
-    with_llm(scenario, speculative_config={**SETTINGS["speculative_config"], "adaptive_draft_length": False})
 
 
 def test_prompts_tokenized_elsewhere(expected: list) -> None:
@@ -488,6 +293,7 @@ def test_shutdown_ends_what_runs() -> None:
     with_llm(scenario)
 
 
+@no_thread_is_left()
 def test_one_llm_in_several_event_loops(expected: list) -> None:
     llm = AsyncLLM("tiny", **SETTINGS)
     for _ in range(2):

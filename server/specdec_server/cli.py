@@ -13,6 +13,7 @@ import click
 
 from specdec_core import ConfigError
 from specdec_core.cli.options import ModelCommand, ModelOptions, model_options
+from specdec_server.settings import STREAM_INTERVAL_S, Settings
 
 if TYPE_CHECKING:
     from specdec_core import AsyncLLM
@@ -81,6 +82,15 @@ PATH = click.Path(path_type=Path)
     help="Most seconds from a request's arrival to the end of its answer.",
 )
 @click.option(
+    "--stream-interval",
+    "stream_interval_s",
+    type=click.FloatRange(min=0),
+    default=STREAM_INTERVAL_S,
+    metavar="S",
+    show_default=True,
+    help="Fewest seconds between two chunks of a stream, whose tokens come together. 0: a chunk for each step.",
+)
+@click.option(
     "--step-timeout",
     "step_timeout_s",
     type=click.FloatRange(min=0),
@@ -141,7 +151,6 @@ def serve(
     """
     from specdec_server.app import make_app
     from specdec_server.serving import DrainingServer, bound_socket, end_engine
-    from specdec_server.settings import Settings
 
     if served_model is not None:
         if click.get_current_context().params["model"] is not None:

@@ -152,7 +152,13 @@ class Answer(ABC):
             given = [{"prompt_token_ids": each.token_ids, "cache_salt": each.cache_salt} for each in prompts]
             is_refused = False
             try:
-                async with aclosing(service.llm.generate(given, self.params, stream=self.is_streamed)) as outputs:
+                running = service.llm.generate(
+                    given,
+                    self.params,
+                    stream=self.is_streamed,
+                    stream_interval_s=service.settings.stream_interval_s,
+                )
+                async with aclosing(running) as outputs:
                     async for output in outputs:
                         completion = self.completions[output.prompt_index * n + output.index]
                         completion.add(output)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from attrs import frozen
 
+STREAM_INTERVAL_S = 0.01
+"""Nobody sees a hundred chunks per second one by one. The steps of small models are shorter, and take less time than
+chunks for all of their requests."""
+
 
 @frozen(kw_only=True)
 class Settings:
@@ -16,6 +20,7 @@ class Settings:
     max_prompt_tokens: the longest prompt; None: what the engine's max_model_len leaves room for.
     max_queued: the most completions that wait while max_num_seqs others run. The next ones are refused with 429.
     request_timeout_s: the most seconds from a request's arrival to the end of its answer; None: any time.
+    stream_interval_s: the fewest seconds between two chunks of a streamed completion. 0: a chunk for each step.
     step_timeout_s: the most seconds of an engine's step. After that, the engine counts as hanging. 0: any time; None:
         30, or ten times as long as the longest step is expected to take.
     drain_timeout_s: the most seconds that requests may take after SIGTERM. Those that are left then fail.
@@ -33,6 +38,7 @@ class Settings:
     max_prompt_tokens: int | None = None
     max_queued: int = 1000
     request_timeout_s: float | None = None
+    stream_interval_s: float = STREAM_INTERVAL_S
     step_timeout_s: float | None = None
     drain_timeout_s: float = 30.0
     chat_template: str | None = None

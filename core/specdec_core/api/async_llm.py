@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 import sys
 import traceback
-from collections import deque
+from asyncio import AbstractEventLoop
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from itertools import chain
+from math import inf
 from pathlib import Path
 from threading import Lock, Thread, current_thread
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Self
 
 from specdec_core.api.outputs import StreamOutput
 from specdec_core.api.prompts import Messages, Prompt, Prompts, TokenizedPrompt
 from specdec_core.api.session import Session
+from specdec_core.api.streams import Stream, send
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.config.speculative import SpeculativeConfig
 from specdec_core.config.structured_outputs import StructuredOutputs
 from specdec_core.engine.metrics import Metric
-from specdec_core.engine.request import Piece, Request
 from specdec_core.errors import SpecdecError
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -49,7 +52,7 @@ class AsyncLLM:
         self._commands: deque[Callable[[], None]] = deque()
         self._thread: Thread | None = None
         self._is_shut_down = False
-        self._streams: set[_Stream] = set()  # the engine thread's
+        self._streams: set[Stream] = set()  # the engine thread's
         self._num_done = 0  # steps and commands
         self._lost: SpecdecError | None = None
 
@@ -93,14 +96,18 @@ class AsyncLLM:
         await self.shutdown()
 
     def generate(
-        self, prompts: Prompts, sampling_params: Params = None, *, stream: bool = True
+        self, prompts: Prompts, sampling_params: Params = None, *, stream: bool = True, stream_interval_s: float = 0.0
     ) -> AsyncGenerator[StreamOutput, None]:
         """Complete one prompt or several, yielding new tokens after each step. The arguments are those of
         `LLM.generate`. An output's `prompt_index` is the index of its prompt. If one prompt is wrong, none is run.
 
         stream: False: yield each completion once, when it is complete, which takes less time.
+        stream_interval_s: after an output, the fewest seconds until the next one of the same completion. It then has
+            all tokens since, so that fast models do not spend their time on outputs of one token. The last one comes
+            at once. 0: yield tokens after each step.
         """
-        return self._generate(lambda: self._session.prompts.read(prompts), sampling_params, is_streamed=stream)
+        interval_s = stream_interval_s if stream else inf
+        return self._generate(lambda: self._session.prompts.read(prompts), sampling_params, interval_s)
 
     def chat(
         self,
@@ -202,9 +209,9 @@ class AsyncLLM:
             raise errors[0]
 
     async def _generate(
-        self, read: Callable[[], list[TokenizedPrompt]], sampling_params: Params, *, is_streamed: bool = True
+        self, read: Callable[[], list[TokenizedPrompt]], sampling_params: Params, interval_s: float = 0.0
     ) -> AsyncGenerator[StreamOutput, None]:
-        stream = _Stream(asyncio.get_running_loop(), is_streamed=is_streamed)
+        stream = Stream(asyncio.get_running_loop(), interval_s)
         if not self._post(partial(self._submit, stream, read, sampling_params)):
             raise SpecdecError("this AsyncLLM was shut down: make another one")
         is_over = False
@@ -243,6 +250,7 @@ class AsyncLLM:
                 self._run_commands()
                 if self._streams:
                     self._attempt(self._session.step)
+                    self._send_outputs()
         except BaseException as error:  # not a step's or a command's, but one of this thread
             self._give_up(error)
 
@@ -278,6 +286,7 @@ class AsyncLLM:
         try:
             work()
         except BaseException as error:
+            self._send_outputs()
             is_unfinished = self._session.engine.is_unfinished
             hit = [s for s in self._streams if not all(map(is_unfinished, s.running))] or list(self._streams)
             for stream in hit:  # set all errors before any stream is told of an abort
@@ -287,13 +296,12 @@ class AsyncLLM:
         finally:
             self._num_done += 1
 
-    def _submit(self, stream: _Stream, read: Callable[[], list[TokenizedPrompt]], sampling_params: Params) -> None:
+    def _submit(self, stream: Stream, read: Callable[[], list[TokenizedPrompt]], sampling_params: Params) -> None:
         if self._lost is not None:
             stream.end(self._lost)
             return
         try:
-            listener = partial(self._put, stream)
-            submitted = self._session.submit(read(), sampling_params, listener, is_streamed=stream.is_streamed)
+            submitted = self._session.submit(read(), sampling_params, stream.add, is_streamed=stream.is_streamed)
         except BaseException as error:
             stream.end(error)
             return
@@ -303,21 +311,18 @@ class AsyncLLM:
         else:  # a list of no prompts
             stream.end(None)
 
-    def _put(self, stream: _Stream, prompt_index: int, index: int, request: Request, pieces: Sequence[Piece]) -> None:
-        if stream not in self._streams:
-            return
-        if not stream.is_streamed:
-            earlier = stream.held.setdefault(request.id, [])
-            earlier += pieces
-            if request.finish_reason is None:
-                return
-            pieces = earlier
-        if request.finish_reason is not None:
-            stream.running.remove(request.id)
-        if not stream.put(StreamOutput.of(prompt_index, index, request, pieces)) or not stream.running:
-            self._end(stream)
+    def _send_outputs(self) -> None:
+        """Send what is due of all streams to their generators, and end streams that are complete."""
+        now_s, by_loop = perf_counter(), defaultdict[AbstractEventLoop, list[tuple[Stream, StreamOutput]]](list)
+        for stream in self._streams:
+            by_loop[stream.loop] += [(stream, output) for output in stream.take_due(now_s)]
+        for loop, outputs in by_loop.items():
+            is_sent = not outputs or send(loop, outputs)
+            for stream in [each for each in self._streams if each.loop is loop]:
+                if not is_sent or not stream.running:
+                    self._end(stream)
 
-    def _end(self, stream: _Stream, error: BaseException | None = None) -> None:
+    def _end(self, stream: Stream, error: BaseException | None = None) -> None:
         """End a stream (a generator), which raises `error` if one is given, and cancel its unfinished requests."""
         if stream in self._streams:
             self._streams.remove(stream)
@@ -331,39 +336,3 @@ class AsyncLLM:
             self._session.close()
         except BaseException as error:
             errors.append(error)
-
-
-class _Stream:
-    """Carries output from the engine's thread to one asynchronous generator.
-
-    is_streamed: whether the generator yields tokens as they come; False: whole completions.
-    running: ids of the generator's requests that have not ended.
-    held: {request id: its tokens so far} if is_streamed is False.
-    error: the exception that the generator raises after its last output; None: it ends normally. Must be set before
-        `put(None)`.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, *, is_streamed: bool) -> None:
-        self.is_streamed = is_streamed
-        self.queue: asyncio.Queue[StreamOutput | None] = asyncio.Queue()
-        self.error: BaseException | None = None
-        self.running: set[str] = set()
-        self.held: dict[str, list[Piece]] = {}
-        self._loop = loop
-
-    def put(self, output: StreamOutput | None) -> bool:
-        """Send an output to the generator; None ends the generator. Returns False if the generator's event loop is
-        closed."""
-        try:
-            self._loop.call_soon_threadsafe(self.queue.put_nowait, output)
-        except RuntimeError:  # the loop is closed
-            return False
-        return True
-
-    def end(self, error: BaseException | None) -> None:
-        """End the generator. An exception that would end the event loop, too, becomes a SpecdecError."""
-        if error is not None and not isinstance(error, Exception):
-            reason, error = error, SpecdecError(f"{type(error).__name__} in the engine's thread ended the request")
-            error.__cause__ = reason
-        self.error = error
-        self.put(None)

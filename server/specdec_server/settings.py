@@ -5,8 +5,8 @@ from __future__ import annotations
 from attrs import frozen
 
 STREAM_INTERVAL_S = 0.01
-"""Nobody sees a hundred chunks per second one by one. The steps of small models are shorter, and take less time than
-chunks for all of their requests."""
+"""A reader cannot tell a hundred chunks per second from more. The steps of small models are shorter, and take less time
+than chunks for all of their requests."""
 
 
 @frozen(kw_only=True)

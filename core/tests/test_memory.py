@@ -69,11 +69,13 @@ def test_on_a_gpu_a_part_of_the_whole_stays_free(plan):
 
 
 def test_a_gpu_has_room_for_the_largest_step(plan):
-    """Of 100 tokens of vocabulary: 4 bytes for each logit and 4 for each number that is made of it."""
-    bytes_per_row, config = 100 * 4 * (1 + step_memory.COPIES), {"max_num_seqs": 64, "max_num_batched_tokens": 256}
+    """Of 100 tokens of vocabulary: 4 bytes for each logit and 4 for each number that is made of it. Masks of trees come
+    on top."""
+    bytes_per_logits, config = 100 * 4 * (1 + step_memory.COPIES), {"max_num_seqs": 64, "max_num_batched_tokens": 256}
     activations, config = 256 * 32 * 4 * step_memory.ACTIVATIONS, config | {"enforce_eager": True}
     for num_drafts, num_rows in ((0, 64), (2, 192), (9, 256)):
         found = plan(10 * MIB, device=GPU, gpu_memory_utilization=0.99, num_drafts=num_drafts, **config)
+        bytes_per_row = bytes_per_logits + num_drafts * step_memory.PATH_BYTES
         assert (found.step.num_rows, found.step.num_bytes) == (num_rows, activations + num_rows * bytes_per_row)
         assert found.kv_budget_bytes == 10 * MIB - found.step.num_bytes
     on_cpu = plan(10 * MIB, gpu_memory_utilization=0.99, num_drafts=9, **config)
@@ -180,7 +182,8 @@ def test_many_rows_are_verified_in_parts(plan, monkeypatch):
     activations = 256 * 32 * 4 * step_memory.ACTIVATIONS
     for num_drafts, num_rows, num_processed in ((0, 64, 20), (2, 192, 20), (99, 256, 100)):
         step = plan(10 * MIB, num_drafts=num_drafts, **options).step
-        assert step.num_bytes == activations + 100 * 4 * (num_rows + num_processed * step_memory.COPIES)
+        logits = 100 * 4 * (num_rows + num_processed * step_memory.COPIES)
+        assert step.num_bytes == activations + logits + num_rows * num_drafts * step_memory.PATH_BYTES
 
 
 def test_activations_and_observed_hidden_states_are_those_of_the_model(plan):

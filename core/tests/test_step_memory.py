@@ -1,4 +1,4 @@
-"""The memory that sampling and verification take for each logit, measured."""
+"""The memory that sampling and verification take for each logit, and tree attention masks for each row, measured."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from attrs import evolve
 
 from specdec_core import Draft, SamplingParams
 from specdec_core.contracts.draft import DraftTree
-from specdec_core.engine.step_memory import COPIES
+from specdec_core.contracts.kv import Visibility
+from specdec_core.engine.step_memory import COPIES, PATH_BYTES
 from specdec_core.models.activations import CountingBytes
+from specdec_core.ops.attention_plan import ancestor_bits
 from specdec_core.sampling.process import process_logits
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.verifiers.block import BlockVerifier
@@ -58,3 +60,25 @@ def test_a_step_takes_no_more_than_is_planned(name: str, truncation: dict[str, A
         verifier().verify(processed, draft, random)
     copies = counting.most_bytes / 4 / logits.numel()
     assert 1 < copies < COPIES
+
+
+@pytest.mark.parametrize("num_nodes", [3, 63, 64, 200])
+def test_the_mask_of_the_deepest_trees_takes_no_more_than_is_planned(num_nodes: int) -> None:
+    """Each tree is a path, on which the last node attends to all others."""
+    counting, num_rows = CountingBytes(), BATCH * (1 + num_nodes)
+    with torch.inference_mode(), counting:
+        depths = torch.arange(1 + num_nodes).repeat(BATCH)
+        paths = (9 + depths.unsqueeze(1) - torch.arange(num_nodes)).clamp(min=9)
+        visibility = Visibility(9 + depths, torch.full_like(depths, 10), paths, 1 + num_nodes)
+        owners = torch.arange(BATCH, dtype=torch.int32).repeat_interleave(1 + num_nodes)
+        tree_starts = torch.full_like(owners, 10)
+        bits = ancestor_bits(visibility, owners, visibility.prefix_lens, tree_starts)
+    assert bits[num_nodes].tolist() == words(num_nodes)
+    assert PATH_BYTES / 2 < counting.most_bytes / (num_rows * num_nodes) < PATH_BYTES
+
+
+def words(num_bits: int) -> list[int]:
+    """The lowest bits set, in as many signed words as the mask has for one bit more."""
+    every = (1 << num_bits) - 1
+    parts = [every >> 64 * word & (1 << 64) - 1 for word in range(-(-(1 + num_bits) // 64))]
+    return [part - (part >> 63 << 64) for part in parts]

@@ -16,6 +16,9 @@ COPIES = 10
 MOST_LOGITS = 2**25
 """Logits that are processed and verified at once: 256 rows of a vocabulary of 131,072. Larger steps are verified in
 parts, so that they take no more memory."""
+PATH_BYTES = 64
+"""Of the tree attention mask, for each row and draft token that may stand on its path: addresses, and what the mask is made
+of (core/tests/test_step_memory.py)."""
 STATE_COPIES = 3
 """Copies of a recurrent layer's states that there are at once for each root and draft token: its parent's, its own, and
 one while it is computed."""
@@ -51,7 +54,8 @@ class StepMemory:
         if has_graphs:
             of_logits = sum(NUM_TOKENS) * info.vocab_size * info.dtype.itemsize
             graph_bytes = NUM_KINDS * (of_logits + NUM_TOKENS[-1] * per_token)
-        num_bytes = num_tokens * per_token + observed + logits + graph_bytes
+        masks = num_rows * num_speculative_tokens * PATH_BYTES
+        num_bytes = num_tokens * per_token + observed + logits + masks + graph_bytes
         if (states := target.kv_groups.states) is not None:
             kept = (num_rows - config.max_num_seqs) * len(states.layers) * hidden_bytes  # inputs at draft tokens
             num_bytes += max(0, kept) + num_rows * STATE_COPIES * states.most_layer_bytes

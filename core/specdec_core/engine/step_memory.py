@@ -17,8 +17,8 @@ MOST_LOGITS = 2**25
 """Logits that are processed and verified at once: 256 rows of a vocabulary of 131,072. Larger steps are verified in
 parts, so that they take no more memory."""
 PATH_BYTES = 64
-"""Of the tree attention mask, for each row and draft token that may stand on its path: addresses, and what the mask is made
-of (core/tests/test_step_memory.py)."""
+"""Of the tree attention mask, for each row and draft token that may stand on its path: addresses, and what the mask is
+made of (core/tests/test_step_memory.py)."""
 STATE_COPIES = 3
 """Copies of a recurrent layer's states that there are at once for each root and draft token: its parent's, its own, and
 one while it is computed."""

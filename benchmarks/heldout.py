@@ -36,13 +36,13 @@ def prompts() -> Iterator[dict[str, str]]:
     for name in tomllib.loads(MANIFEST.read_text(encoding="utf-8"))["heldout"]["stdlib"]:
         for path in sorted((library / name).glob("*.py")) or [library / name]:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-            places = sorted(_places("".join(lines)), key=lambda place: hashlib.sha256(str(place).encode()).digest())
-            for begin, end in sorted(places[:MOST_OF_FILE]):
+            found = sorted(places("".join(lines)), key=lambda place: hashlib.sha256(str(place).encode()).digest())
+            for begin, end in sorted(found[:MOST_OF_FILE]):
                 task_id = f"{path.relative_to(library).as_posix()}:{end}"
                 yield {"task_id": task_id, "prompt": "".join(lines[begin - 1 : end - 1])}
 
 
-def _places(source: str) -> Iterator[tuple[int, int]]:
+def places(source: str) -> Iterator[tuple[int, int]]:
     """Yield the lines of every possible prompt in a Python file as a range [begin, end), counted from 1.
 
     source: the file's text.

@@ -87,10 +87,13 @@ def test_a_killed_rank_ends_all_requests_with_its_name(started):
 
 
 @pytest.mark.nightly
-def test_a_rank_that_is_killed_between_requests_is_noticed_by_the_next_one(started):
+def test_a_rank_that_is_killed_between_requests_is_noticed_at_once(started):
     llm = make_llm()
     llm.generate(PROMPTS, SHORT, use_tqdm=False)
+    assert llm.is_healthy
     os.kill(started[0].process_ids[0], signal.SIGKILL)
+    wait_until(lambda: not llm.is_healthy, ENDS_WITHIN_S)
+    assert "rank 1 of 2" in str(llm.engine.failure)
     with pytest.raises(DeviceError, match=r"rank 1 of 2 .* was ended by signal 9"):
         llm.generate(PROMPTS, SHORT, use_tqdm=False)
     llm.close()
@@ -181,8 +184,9 @@ def test_an_engine_that_cannot_be_built_leaves_no_process(started):
 
 
 SCRIPT = """
-import sys
-from specdec_core import LLM, SamplingParams
+import os, sys, tempfile
+from pathlib import Path
+from specdec_core import LLM, SamplingParams, SpecdecError
 from specdec_core.ranks import sharing
 from specdec_core.ranks.driver import Ranks
 
@@ -192,11 +196,27 @@ def start(*args):
     return ranks
 
 sharing.Ranks = start
+if sys.argv[1] == "stands in a deleted folder":
+    sys.path[:0] = ["", Path("elsewhere")]
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
 llm = LLM("tiny", tensor_parallel_size=2, dtype="float32", max_model_len=512, num_kv_blocks=128)
 print("ready", flush=True)
 params = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 while sys.argv[1] == "runs":
     llm.generate(["import os"], params, use_tqdm=False)
+if sys.argv[1] == "forks":
+    forked = os.fork()
+    if not forked:
+        try:
+            llm.generate(["import os"], params, use_tqdm=False)
+        except SpecdecError as error:
+            print(type(error).__name__, error, flush=True)
+        llm.close()
+        sys.exit(0)
+    print("the fork has ended with status", os.waitpid(forked, 0)[1])
+    llm.generate(["import os"], SamplingParams(temperature=0.0, max_tokens=4), use_tqdm=False)
+    print("the parent goes on")
 """
 
 
@@ -236,6 +256,37 @@ def test_control_c_ends_a_script_and_its_ranks(script):
     _, errors = process.communicate(timeout=STARTS_WITHIN_S)
     assert errors.rstrip().endswith("KeyboardInterrupt")
     wait_until(lambda: not any(map(is_alive, ids)), ENDS_WITHIN_S)
+
+
+def test_a_second_control_c_ends_ranks_that_hang(script):
+    process, ids = script("runs")
+    os.kill(ids[0], signal.SIGSTOP)
+    sleep(0.5)
+    process.send_signal(signal.SIGINT)
+    sleep(1)
+    assert process.poll() is None
+    assert is_alive(ids[0])
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=STARTS_WITHIN_S)
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+    wait_until(lambda: not any(map(is_alive, ids)), ENDS_WITHIN_S)
+
+
+def test_a_fork_leaves_the_ranks_to_its_parent(script):
+    process, ids = script("forks")
+    found, errors = process.communicate(timeout=STARTS_WITHIN_S)
+    assert (process.returncode, errors) == (0, "")
+    assert "SpecdecError" in found
+    assert "is a fork" in found
+    assert found.endswith("the fork has ended with status 0\nthe parent goes on\n")
+    wait_until(lambda: not any(map(is_alive, ids)), ENDS_WITHIN_S)
+
+
+@pytest.mark.nightly
+def test_a_deleted_folder_and_odd_entries_of_sys_path_do_no_harm(script):
+    process, _ = script("stands in a deleted folder")
+    _, errors = process.communicate(timeout=STARTS_WITHIN_S)
+    assert (process.returncode, errors) == (0, "")
 
 
 @pytest.mark.nightly

@@ -69,9 +69,9 @@ class LLM:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether prompts can be run. False after `close`, or after the device has failed (`DeviceError`). A failed
-        device can be used only by a new process. For the health check of a server."""
-        return not self.engine.is_closed and not self.engine.is_dead
+        """Whether prompts can be run. False after `close`, and after the device has failed or another rank has ended
+        (`DeviceError`). A failed device can be used only by a new process. For the health check of a server."""
+        return not self.engine.is_closed and self.engine.failure is None
 
     @property
     def speculative_config(self) -> SpeculativeConfig | tuple[SpeculativeConfig, ...] | None:

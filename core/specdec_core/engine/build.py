@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -62,7 +61,7 @@ class Parts:
     token_texts: TokenTexts
     num_speculative_tokens: int
     num_kv_blocks: int
-    close: Callable[[], None]  # ends the processes of other ranks
+    sharing: Sharing  # with other ranks
     longest_step_s: float
 
 
@@ -141,7 +140,7 @@ def _built(
         token_texts=token_texts,
         num_speculative_tokens=design.num_speculative_tokens,
         num_kv_blocks=design.memory.num_blocks,
-        close=shared.close,
+        sharing=shared,
         longest_step_s=token_s * config.max_num_batched_tokens,
     )
 

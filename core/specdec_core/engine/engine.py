@@ -89,7 +89,7 @@ class Engine:
         self._grammars = Grammars(plugins, tokenizer, self.target.info, self.target.eos_token_ids)
         self._step_finished = plugins.step_finished
         self._abandoned = finalize(self, self._speculation.abandon)
-        self._end_ranks = parts.close
+        self._sharing = parts.sharing
         self._requests: dict[str, Request] = {}
         self._news = News()
         self._step_lock = Lock()  # held by a step or a cancellation
@@ -120,9 +120,9 @@ class Engine:
 
     @property
     def failure(self) -> DeviceError | None:
-        """The error if the device has failed, else None. Its `__cause__` is the exception that the device or a plugin's
-        code raised."""
-        return self._failure
+        """The error if the device has failed or another rank has ended, else None. The `__cause__` of a device's is the
+        exception that the device or a plugin's code raised."""
+        return self._failure or self._sharing.failure()
 
     @property
     def has_unfinished(self) -> bool:
@@ -216,7 +216,7 @@ class Engine:
         with ExitStack() as ending:
             ending.callback(self._news.tell)
             with self._step_lock, use_device(self._device), ExitStack() as closing:
-                closing.callback(self._end_ranks)
+                closing.callback(self._sharing.close)
                 closing.callback(self._close_proposer)
                 for request in list(self._requests.values()):
                     closing.callback(self._finish, request, "abort")

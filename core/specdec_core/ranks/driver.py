@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -15,7 +17,7 @@ from weakref import finalize
 import torch
 from attrs import evolve
 
-from specdec_core.errors import ConfigError, DeviceError
+from specdec_core.errors import ConfigError, DeviceError, SpecdecError
 from specdec_core.models.split_modules import Part
 from specdec_core.plugins.discovery import Plugin
 from specdec_core.ranks import processes
@@ -47,14 +49,16 @@ class Ranks:
         self.size, self._device = size, device
         self._pending: list[Command] = []
         self._failure: str | None = None
-        self._is_out_of_step = False
+        self._is_out_of_step = self._is_closed = False
+        self._owner_id = os.getpid()
         self._reports: dict[int, tuple[str, Any]] = {}
         self._processes: list[processes.Process] = []
+        self._parts: list[Part] = []  # the one above, once the ranks have found each other
         self._folder = tempfile.mkdtemp(prefix="specdec-ranks-")
         threads = torch.get_num_threads()
         # All ranks have as many threads: with others, products may round differently, and routers choose otherwise.
         each = max(1, threads // size) if device.type == "cpu" else threads
-        self._end = finalize(self, _end, self._processes, self._folder, threads, each)
+        self._end = finalize(self, _end, self._owner_id, self._processes, self._parts, self._folder, threads, each)
         torch.set_num_threads(each)
         try:
             for rank in range(1, size):
@@ -63,6 +67,7 @@ class Ranks:
             self.ask("prepare", device, each, [evolve(plugin, hooks=None, specs=[]) for plugin in plugins])
             with self.together("join", file):
                 self.part = join(file, 0, size, device)
+            self._parts.append(self.part)
         except BaseException:
             self.close()
             raise
@@ -85,11 +90,16 @@ class Ranks:
     def together(self, name: str, *args: Any) -> Iterator[None]:
         """A context in which this rank runs what the others run by this command.
 
-        Raises DeviceError if a rank has ended, and from then on.
+        Raises DeviceError if a rank has ended, and from then on, and SpecdecError in a fork of the process.
         """
+        if os.getpid() != self._owner_id:
+            raise SpecdecError(
+                f"this engine's ranks belong to process {self._owner_id}, of which this one is a fork: make the engine "
+                f"after forking, or start processes by 'spawn'"
+            )
         if self._failure is not None:
             raise DeviceError(self._failure)
-        with later_interrupts() if self.is_serving else nullcontext():
+        with later_interrupts(self._give_up) if self.is_serving else nullcontext():
             if self._is_out_of_step:
                 raise self._failed(RuntimeError("an exception broke off what the ranks did together"))
             self._is_out_of_step = True
@@ -115,6 +125,7 @@ class Ranks:
 
     def close(self) -> None:
         """End the other ranks. May be called again."""
+        self._is_closed = True
         self._failure = self._failure or "this engine was closed, as its LLM was: make another one"
         self._pending.clear()
         self._end()
@@ -140,15 +151,40 @@ class Ranks:
             raise LostRankError(f"rank {process.rank} has failed")
         return value
 
+    @property
+    def failure(self) -> DeviceError | None:
+        """Why no command can be run any more; None: it can, or this object was closed. A rank that has ended is noticed
+        here before a command fails. Any thread may ask."""
+        if self._is_closed or self._owner_id != os.getpid():
+            return None
+        if self._failure is not None:
+            return DeviceError(self._failure)
+        for process in self._processes:
+            if process.popen.poll() is not None:
+                return DeviceError(self._fatal(self._how_ended(process)))
+        return None
+
+    def _give_up(self) -> None:
+        """End the other ranks, whose exchange with this one then fails."""
+        processes.kill(self._processes)
+
+    def _fatal(self, why: str) -> str:
+        return (
+            f"{why}. The ranks share each layer, so none of them can go on. All requests were ended, and this engine "
+            f"can run no more: make another one, or restart the process"
+        )
+
+    def _how_ended(self, process: processes.Process) -> str:
+        code = process.popen.poll() or 0
+        how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
+        return f"rank {process.rank} of {self.size} (process {process.popen.pid}) {how}"
+
     def _failed(self, error: BaseException) -> BaseException:
         """End the other ranks, which are out of step, and return the error to raise."""
         lost = is_lost(error)
         why = self._why() if lost else f"rank 0 of {self.size} raised {described(error)}"
         processes.kill(self._processes)
-        self._failure = (
-            f"{why}. The ranks share each layer, so none of them can go on. All requests were ended, and this engine "
-            f"can run no more: make another one, or restart the process"
-        )
+        self._failure = self._fatal(why)
         return DeviceError(self._failure) if lost or (self.is_serving and isinstance(error, Exception)) else error
 
     def _why(self) -> str:
@@ -163,8 +199,7 @@ class Ranks:
                 if kind == "error":
                     return f"rank {process.rank} of {self.size} raised {value}"
                 if code is not None and kind != "lost":
-                    how = f"was ended by signal {-code}" if code < 0 else f"ended with status {code}"
-                    return f"rank {process.rank} of {self.size} (process {process.popen.pid}) {how}"
+                    return self._how_ended(process)
             if monotonic() > deadline:
                 lost = ", ".join(str(rank) for rank in self._reports) or "others"
                 return f"a rank of {self.size} does not answer (lost by {lost})"
@@ -193,7 +228,18 @@ def device_of(rank: int, device: torch.device, size: int) -> torch.device:
     return torch.device("cuda", first + rank)
 
 
-def _end(started: list[processes.Process], folder: str, num_threads: int, num_set: int) -> None:
+def _end(
+    owner_id: int,
+    started: Sequence[processes.Process],
+    parts: Sequence[Part],
+    folder: str,
+    num_threads: int,
+    num_set: int,
+) -> None:
+    if os.getpid() != owner_id:  # a fork: the ranks are its parent's
+        for part in parts:  # is never freed: that would wait for threads that a fork does not have
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(part))
+        return
     processes.end(started)
     shutil.rmtree(folder, ignore_errors=True)
     if torch.get_num_threads() == num_set:  # else another engine has set it since, and its ranks depend on that

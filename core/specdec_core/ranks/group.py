@@ -18,6 +18,9 @@ it; between GPUs that has not been tried."""
 FINDS_WITHIN = timedelta(minutes=2)
 """How long a rank waits to be found by the others, which are running by then."""
 
+SIGNALS_AFTER = timedelta(seconds=0.1)
+"""How long an exchange may hold up Ctrl-C."""
+
 LOOPBACK = "127.0.0.1"
 
 distributed: Any = torch_distributed  # whose type hints lack most of what is used here
@@ -48,12 +51,23 @@ def join(file: str, rank: int, size: int, device: torch.device) -> Part:
         # As bytes: which dtypes can be exchanged depends on the backend.
         as_bytes = [each.view(-1).view(torch.uint8) for each in found]
         try:
-            group.allgather([as_bytes], [mine.view(-1).view(torch.uint8)]).wait()
+            _wait(group.allgather([as_bytes], [mine.view(-1).view(torch.uint8)]))
         except RuntimeError as error:
             raise LostRankError(str(error)) from error
         return found
 
     return Part(rank, size, gather)
+
+
+def _wait(work: Any) -> None:
+    """Wait for an exchange, and meanwhile let Python handle signals (Ctrl-C) now and then."""
+    while True:
+        try:
+            work.wait(SIGNALS_AFTER)
+            return
+        except RuntimeError:
+            if work.is_completed():
+                raise
 
 
 def _over_loopback(store: Any, rank: int, size: int) -> Any:

@@ -34,10 +34,13 @@ def start(rank: int, size: int, num_threads: int) -> Process:
     """
     ours, its = Pipe()
     threads = {"OMP_NUM_THREADS": str(num_threads), "MKL_NUM_THREADS": str(num_threads)}
-    paths = {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+    folder = _working_folder()
+    known = [path or folder for path in sys.path if isinstance(path, str)]  # Python ignores other entries, too
+    paths = {"PYTHONPATH": os.pathsep.join(path for path in known if path is not None)}
     command = [sys.executable, "-c", PROGRAM, *map(str, (rank, size, its.fileno(), os.getpid()))]
     popen = subprocess.Popen(
         command,
+        cwd=folder or os.sep,  # an interpreter that starts in a deleted folder does not find its libraries
         env={**os.environ, **threads, **paths},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -46,6 +49,14 @@ def start(rank: int, size: int, num_threads: int) -> Process:
     )
     its.close()
     return Process(rank, popen, ours)
+
+
+def _working_folder() -> str | None:
+    """None: it was deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return None
 
 
 def end(processes: Sequence[Process]) -> None:

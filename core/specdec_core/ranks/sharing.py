@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 
 from specdec_core.config.engine import EngineConfig
 from specdec_core.contracts.kv import TARGET, KVContext, KVLayout, KVManager, KVManagerSpec
+from specdec_core.errors import DeviceError
 from specdec_core.models import Model
 from specdec_core.models.load import ModelSource
 from specdec_core.plugins import Plugins
@@ -33,6 +34,9 @@ class Sharing(Protocol):
     def serve(self) -> None:
         """Note that the engine is built."""
 
+    def failure(self) -> DeviceError | None:
+        """The error if a rank has ended by itself, though no request has met it yet. Any thread may ask."""
+
     def close(self) -> None:
         """End what was started. May be called again."""
 
@@ -51,6 +55,9 @@ class Alone:
 
     def serve(self) -> None:
         return
+
+    def failure(self) -> DeviceError | None:
+        return None
 
     def close(self) -> None:
         return
@@ -77,6 +84,9 @@ class Shared:
 
     def serve(self) -> None:
         self.ranks.serve()
+
+    def failure(self) -> DeviceError | None:
+        return self.ranks.failure
 
     def close(self) -> None:
         self.ranks.close()

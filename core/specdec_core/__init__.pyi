@@ -151,5 +151,6 @@ from specdec_core.ops.decoder import DecoderLayer as DecoderLayer, Linears as Li
 from specdec_core.ops.upload import upload as upload
 from specdec_core.plugins import PluginInfo as PluginInfo, Plugins as Plugins, PluginWarning as PluginWarning
 from specdec_core.sampling.logprobs import Logprob as Logprob
+from specdec_core.verifiers.accepted_and_bonus import follow as follow, trace as trace
 
 __version__: str

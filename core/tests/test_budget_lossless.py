@@ -12,8 +12,6 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from drawn_trees import History, random_model, sequence_probability
-from enumerating import enumerate_outcomes
 from test_drafting import batch_of
 
 from specdec_core.budget.budget import Budget
@@ -28,6 +26,8 @@ from specdec_core.drafting import grow, grower_of
 from specdec_core.verifiers.block import BlockVerifier
 from specdec_core.verifiers.rejection import RejectionVerifier
 from specdec_core.verifiers.traversal import TraversalVerifier
+from specdec_testing.drawn_trees import History, random_model, sequence_probability
+from specdec_testing.enumerating import enumerate_outcomes
 
 VOCAB = 2
 LEVEL_S = 0.02  # seconds of another level; a forward pass of the target takes about 1

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve, frozen
-from drawn_trees import SAMPLED as S, Model, Shape, draw, emit, random_model
 
 from specdec_core.contracts.draft import Draft, DraftTree
 from specdec_core.contracts.verifier import RandomSource
@@ -15,6 +14,7 @@ from specdec_core.drafting import combining
 from specdec_core.drafting.combining import combine_drafts
 from specdec_core.verifiers.rejection import RejectionVerifier
 from specdec_core.verifiers.traversal import TraversalVerifier
+from specdec_testing.drawn_trees import SAMPLED as S, Model, Shape, draw, emit, random_model
 
 VERIFIERS = {"rejection": RejectionVerifier, "traversal": TraversalVerifier}
 SHAPES = {

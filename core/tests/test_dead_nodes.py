@@ -1,4 +1,4 @@
-"""Dead (padding) nodes do not change a verifier's output, shown by enumerating all random draws on chains and trees."""
+"""Dead (padding) nodes: that the conformance kit notices verifiers which count them, and what else must not."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from drawn_batches import joint_error
-from drawn_trees import SAMPLED as S, Model, Shape, emit, random_model
 
 from specdec_core.config.verifiers import TypicalConfig
 from specdec_core.contracts import draft as contract
@@ -23,71 +21,15 @@ from specdec_core.verifiers.greedy import GreedyVerifier
 from specdec_core.verifiers.rejection import RejectionVerifier
 from specdec_core.verifiers.traversal import TraversalVerifier
 from specdec_core.verifiers.typical import TypicalVerifier
+from specdec_testing.conformance.shapes import DEAD_CHAINS as CHAINS, DEAD_TREES as TREES, PAIRS
+from specdec_testing.drawn_batches import joint_error
+from specdec_testing.drawn_trees import Model, Shape, emit, random_model
 
 Patch = pytest.MonkeyPatch
-CHAINS = {
-    "a dead tail": Shape((-1, 0, DEAD), (S, S, S), is_chain=True),
-    "a long dead tail": Shape((-1, DEAD, DEAD), (S, 1, S), is_chain=True),
-    "a tail that hangs from a dead node": Shape((-1, DEAD, 1), (S, S, S), is_chain=True),
-    "a chosen node before a dead tail": Shape((-1, 0, DEAD), (1, S, 0), is_chain=True),
-    "all dead": Shape((DEAD, DEAD), (S, 1), is_chain=True),
-}
-TREES = {
-    "dead leaves": Shape((-1, -1, DEAD, 0, DEAD), (S, S, S, S, 1)),
-    "a dead inner node": Shape((-1, DEAD, 1, 2, 0), (S, S, S, 1, S)),
-    "dead siblings, no two alike": Shape((DEAD, -1, -1, DEAD, 0), (S, S, S, S, S), with_replacement=False),
-    "a dead tree": Shape((DEAD, DEAD, 0), (S, 1, S)),
-}
-VERIFIERS = {
-    "chosen": ChosenVerifier,
-    "rejection": RejectionVerifier,
-    "block": BlockVerifier,
-    "traversal": TraversalVerifier,
-}
-CASES = [
-    pytest.param(rule(), shape, id=f"{name}-{title}")
-    for name, rule in VERIFIERS.items()
-    for title, shape in (CHAINS if name == "block" else CHAINS | TREES).items()
-]
 
 
 def models(vocab: int, seed: int) -> tuple[Model, Model]:
     return random_model(vocab, 4, seed), random_model(vocab, 4, seed + 1000, impossible=0)
-
-
-@pytest.mark.parametrize(("verifier", "shape"), CASES)
-def test_lossless(verifier: Any, shape: Shape) -> None:
-    for vocab in (2,) if isinstance(verifier, ChosenVerifier) else (2, 3):
-        assert emit(verifier, *models(vocab, 0), shape).error < 1e-12
-
-
-@pytest.mark.parametrize("shape", [*CHAINS.values(), *TREES.values()], ids=[*CHAINS, *TREES])
-def test_greedy_is_exact(shape: Shape) -> None:
-    target, q = models(3, 0)
-    certain = {history: np.eye(3)[probs.argmax()] for history, probs in target.items()}
-    assert emit(GreedyVerifier(), certain, q, shape).error < 1e-12
-
-
-LIVE = Shape((-1, 0), (S, S), is_chain=True)
-TOGETHER = {
-    "a dead tail beside a chain": (LIVE, Shape((-1, DEAD), (S, S), is_chain=True)),
-    "a dead tail before a chain": (Shape((-1, DEAD), (S, S), is_chain=True), LIVE),
-    "all dead beside a chain": (Shape((DEAD, DEAD), (1, S), is_chain=True), LIVE),
-    "a dead tail beside a tree": (Shape((-1, -1), (S, S)), Shape((-1, DEAD), (S, S))),
-}
-
-
-@pytest.mark.parametrize(
-    ("verifier", "pair"),
-    [
-        pytest.param(rule(), pair, id=f"{name}-{title}")
-        for name, rule in VERIFIERS.items()
-        for title, pair in TOGETHER.items()
-        if name != "block" or all(shape.is_chain for shape in pair)
-    ],
-)
-def test_two_requests_of_a_batch(verifier: Any, pair: tuple[Shape, Shape]) -> None:
-    assert joint_error(verifier, [models(2, 0), models(2, 1)], pair) < 1e-12
 
 
 # The check notices counts of nodes in the place of live ones
@@ -130,7 +72,7 @@ def test_block_notices(mutation: Callable[[Patch], None], shape: Shape, monkeypa
 
 def test_block_notices_in_a_batch(monkeypatch: Patch) -> None:
     length_is_the_number_of_nodes(monkeypatch)
-    assert joint_error(BlockVerifier(), [models(2, 0), models(2, 1)], TOGETHER["a dead tail beside a chain"]) > 1e-4
+    assert joint_error(BlockVerifier(), [models(2, 0), models(2, 1)], PAIRS["a dead tail beside a chain"]) > 1e-4
 
 
 @pytest.mark.parametrize("rule", [ChosenVerifier, RejectionVerifier, TraversalVerifier])

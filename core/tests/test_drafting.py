@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
-from drawn_trees import Emitted, Model, Shape, emit, histories, random_model
 from hypothesis import given, settings, strategies as st
 
 from specdec_core.config.token_tree import TokenTree
@@ -23,6 +22,7 @@ from specdec_core.engine.draft_check import check_draft
 from specdec_core.sampling.random import CounterRandom
 from specdec_core.verifiers.rejection import RejectionVerifier
 from specdec_core.verifiers.traversal import TraversalVerifier
+from specdec_testing.drawn_trees import Emitted, Model, Shape, emit, histories, random_model
 
 
 def batch_of(budgets: list[int], temperature: list[float], random: RandomSource | None = None) -> ProposerBatch:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from drawn_trees import SAMPLED, Model, Shape, emit, random_model, target_logits
 from grammar_faults import drafts_count_as_output, the_parent_s_mask
 from hypothesis import given, settings, strategies as st
 from table_grammar import Table, TableMatcher, allowed_after, random_table
@@ -23,6 +22,7 @@ from specdec_core.verifiers.block import BlockVerifier
 from specdec_core.verifiers.chosen import ChosenVerifier
 from specdec_core.verifiers.rejection import RejectionVerifier
 from specdec_core.verifiers.traversal import TraversalVerifier
+from specdec_testing.drawn_trees import SAMPLED, Model, Shape, emit, random_model, target_logits
 
 PROMPT = 3
 PARAMS = SamplingParams(temperature=1, structured_outputs=StructuredOutputs(regex="stands for the table"))

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from enumerating import enumerate_outcomes
 
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource
 from specdec_core.ops.residuals import Residuals
 from specdec_core.verifiers.rejection import RejectionVerifier
+from specdec_testing.enumerating import enumerate_outcomes
 
 TARGET_PROBS = (0.85, 0.75, 0.15)  # of the draft tokens
 DRAFT_PROBS = (0.60, 0.55, 0.70)

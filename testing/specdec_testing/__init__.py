@@ -1,5 +1,5 @@
-"""Tools for authors of proposer plugins: run a proposer on lists of token ids, and test that it keeps the rules of the
-plugin contracts (`specdec_core.contracts`)."""
+"""Tools for authors of plugins: run a proposer on lists of token ids, and test that a proposer or a verifier keeps the
+rules of its contract (`specdec_core.contracts`)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,37 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from specdec_testing.conformance import ProposerConformance as ProposerConformance
+    from specdec_testing.conformance import (
+        ProposerConformance as ProposerConformance,
+        VerifierConformance as VerifierConformance,
+    )
     from specdec_testing.drive import SimpleRequest as SimpleRequest, propose as propose
+    from specdec_testing.enumerating import (
+        EnumeratingRandom as EnumeratingRandom,
+        enumerate_outcomes as enumerate_outcomes,
+    )
     from specdec_testing.tiny import tiny_target as tiny_target
 
 # Imported when first used, because pytest imports this package at every start, which must be cheap.
-_MODULES = {"ProposerConformance": "conformance", "SimpleRequest": "drive", "propose": "drive", "tiny_target": "tiny"}
+_MODULES = {
+    "EnumeratingRandom": "enumerating",
+    "ProposerConformance": "conformance",
+    "SimpleRequest": "drive",
+    "VerifierConformance": "conformance",
+    "enumerate_outcomes": "enumerating",
+    "propose": "drive",
+    "tiny_target": "tiny",
+}
 
-__all__ = ["ProposerConformance", "SimpleRequest", "propose", "tiny_target"]
+__all__ = [
+    "EnumeratingRandom",
+    "ProposerConformance",
+    "SimpleRequest",
+    "VerifierConformance",
+    "enumerate_outcomes",
+    "propose",
+    "tiny_target",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ pytest imports this module at every start, through an entry point, so it imports
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,6 +14,10 @@ import pytest
 if TYPE_CHECKING:
     from specdec_testing.conformance.situations import Situations
     from specdec_testing.conformance.targets import Targets
+    from specdec_testing.conformance.verifiers import CheckedVerifier
+
+CHECKED = {"test_proposer.py": "--specdec-proposer", "test_verifier.py": "--specdec-verifier"}
+"""The kit's test files, and the option that names the plugin which each one checks."""
 
 pytest.register_assert_rewrite("specdec_testing.conformance")
 
@@ -20,8 +25,9 @@ pytest.register_assert_rewrite("specdec_testing.conformance")
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("specdec", "specdec's conformance kit (specdec_testing.conformance)")
     group.addoption("--specdec-proposer", metavar="NAME", help="the method to check")
+    group.addoption("--specdec-verifier", metavar="NAME", help="the verifier to check")
     repeated = {"action": "append", "default": []}
-    group.addoption("--specdec-option", **repeated, metavar="KEY=VALUE", help="an option of the method (repeatable)")
+    group.addoption("--specdec-option", **repeated, metavar="KEY=VALUE", help="an option of the plugin (repeatable)")
     group.addoption(
         "--specdec-module",
         **repeated,
@@ -31,6 +37,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--specdec-skip", **repeated, metavar="TEST=REASON", help="a check that does not apply, and why (repeatable)"
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Of the kit's own test files, collect those whose option is given, and test_proposer.py, which asks for one, if
+    none is."""
+    if collection_path.parent != Path(__file__).parent / "conformance" or collection_path.name not in CHECKED:
+        return None
+    asked = [name for name, option in CHECKED.items() if config.getoption(option)]
+    return True if collection_path.name not in (asked or ["test_proposer.py"]) else None
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -59,3 +74,11 @@ def specdec_situations(
 
     subject = request.cls.subject(request.config)
     return Situations(subject, specdec_targets.of(subject), tmp_path_factory.mktemp("draft"))
+
+
+@pytest.fixture(scope="class")
+def specdec_verifier(request: pytest.FixtureRequest) -> CheckedVerifier:
+    """The verifier that a conformance class checks."""
+    from specdec_testing.conformance.verifiers import CheckedVerifier
+
+    return CheckedVerifier(request.cls.verifier_subject(request.config))

@@ -8,7 +8,6 @@ from types import MappingProxyType
 import broken_proposers
 
 from specdec_testing import ProposerConformance
-from specdec_testing.conformance.kit import kit_tests
 
 
 class TestRecent(ProposerConformance):
@@ -37,4 +36,4 @@ for case in broken_proposers.CASES:
 
 def test_every_test_has_a_proposer_that_fails_it() -> None:
     shown = {case.test for case in broken_proposers.CASES if not case.is_variant}
-    assert shown == set(kit_tests())
+    assert shown == set(ProposerConformance.kit_tests())

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from attrs import evolve, field, frozen
-from dead_tails import with_dead_tails
 
 from specdec_core import DraftSamplingConfig, Proposer
 from specdec_core.config.fields import one_of
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import PLUGIN_API, BuildContext, Plan, ProposerBatch, ProposerSpec
 from specdec_core.drafting import DraftBuilder
+from specdec_testing.dead_tails import with_dead_tails
 
 TABLE: dict[int, torch.Tensor] = {}
 """n -> the target's logits [vocab ** n, vocab] after each output of n tokens; filled by tests."""

@@ -66,7 +66,7 @@ class Verification:
         self._named: VerifierSpec | None = None
         if config is not None and config.verifier != AUTO:
             self._named = plugins.verifier(config.verifier)
-            self._built[config.verifier] = _build(self._named, config.verifier_options, ops)
+            self._built[config.verifier] = build_verifier(self._named, config.verifier_options, ops)
 
     def is_lossless(self, params: SamplingParams) -> bool:
         """Whether a request's output has the target's distribution. False only under a lossy verifier, for requests
@@ -139,7 +139,7 @@ class Verification:
         greedy: the indices of the requests at temperature 0, whose logits are -inf except at the argmax.
         """
         if name not in self._built:
-            self._built[name] = _build(self._plugins.verifier(name), None, self._ops)
+            self._built[name] = build_verifier(self._plugins.verifier(name), None, self._ops)
         with in_step(f"verifier {name!r}"):
             verdict = self._built[name].verify(logits, draft, random)
         if name in ("greedy", "chosen"):
@@ -192,7 +192,8 @@ def _with_own_tokens(
     )
 
 
-def _build(spec: VerifierSpec, options: object, ops: Mapping[str, Callable[..., Any]]) -> Verifier:
+def build_verifier(spec: VerifierSpec, options: object, ops: Mapping[str, Callable[..., Any]]) -> Verifier:
+    """Build a verifier. options: an instance of its config class, None if it has none. ops: {name: operation}."""
     with building(f"verifier {spec.name!r}", "be built"):
         wanted = {name: ops[name] for name in spec.ops}
         return spec.build(**wanted) if spec.config is None else spec.build(options, **wanted)

@@ -14,5 +14,6 @@ or among a plugin's own tests:
 """
 
 from specdec_testing.conformance.kit import ProposerConformance
+from specdec_testing.conformance.verifiers import VerifierConformance
 
-__all__ = ["ProposerConformance"]
+__all__ = ["ProposerConformance", "VerifierConformance"]

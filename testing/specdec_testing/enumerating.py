@@ -45,7 +45,7 @@ class EnumeratingRandom:
         return product
 
     def target_token(self, weights: torch.Tensor, requests: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
-        keys = [("target", r, d) for r, d in zip(requests.tolist(), depths.tolist(), strict=True)]
+        keys: list[Hashable] = [("target", r, d) for r, d in zip(requests.tolist(), depths.tolist(), strict=True)]
         return self._draw(weights, keys)
 
     def categorical(

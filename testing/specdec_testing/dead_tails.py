@@ -22,9 +22,7 @@ def with_dead_tails(draft: Draft, num_nodes: Sequence[int]) -> Draft:
     index = np.arange(len(requests)) - (ends - counts)[requests]
     is_given = index < np.array(draft.num_nodes_per_request)[requests]
 
-    def longer(tensor: torch.Tensor | None, value: float) -> torch.Tensor | None:
-        if tensor is None:
-            return None
+    def longer(tensor: torch.Tensor, value: float) -> torch.Tensor:
         found = torch.full((len(is_given),), value, dtype=tensor.dtype)
         found[torch.from_numpy(is_given)] = tensor
         return found
@@ -35,6 +33,8 @@ def with_dead_tails(draft: Draft, num_nodes: Sequence[int]) -> Draft:
         parents=longer(draft.parents, DEAD),
         offsets=(0, *ends.tolist()),
         max_depth=max(draft.max_depth, int(len(requests) > 0)),
-        q_rows=longer(draft.q_rows, 0 if draft.q is not None and len(draft.q) else -1),
-        scores=longer(draft.scores, float("nan")),
+        q_rows=None
+        if draft.q_rows is None
+        else longer(draft.q_rows, 0 if draft.q is not None and len(draft.q) else -1),
+        scores=None if draft.scores is None else longer(draft.scores, float("nan")),
     )

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import numpy as np
 import torch
 from attrs import evolve, frozen
-from enumerating import enumerate_outcomes
 
 from specdec_core.contracts.draft import DEAD, Draft, DraftTree
-from specdec_core.contracts.verifier import RandomSource, Stream, Verdict
+from specdec_core.contracts.verifier import RandomSource, Stream, Verifier
+from specdec_testing.enumerating import enumerate_outcomes
 
 History = tuple[int, ...]
 Model = dict[History, np.ndarray]
@@ -117,6 +116,10 @@ def target_logits(target: Model, draft: Draft) -> torch.Tensor:
     return torch.tensor(np.log(np.maximum(rows, 1e-300))).masked_fill(torch.tensor(rows == 0), -torch.inf)
 
 
+Draw = Callable[[Shape, Model, RandomSource], Draft]
+"""How a draft of a shape is drawn from a draft model: `draw`, or what a test puts in its place."""
+
+
 @frozen
 class Emitted:
     """The error and the acceptance of a verifier, computed exactly over all random draws of drafting and verification.
@@ -124,26 +127,35 @@ class Emitted:
     error: the largest difference between an output sequence's probability and its probability under the target. Each
         sequence has depth + 1 tokens. If the verifier emits fewer, the rest is sampled from the target.
     num_accepted: the expected number of accepted draft tokens.
+    worst: the sequence with the largest error.
+    actual, expected: the probability of that sequence, and the one that it has under the target.
     """
 
     error: float
     num_accepted: float
+    worst: History
+    actual: float
+    expected: float
 
 
-def emit(
-    verifier: Any, target: Model, q: Model, shape: Shape, draw: Callable[[Shape, Model, RandomSource], Draft] = draw
-) -> Emitted:
+def outcomes(verifier: Verifier, target: Model, q: Model, shape: Shape, draw: Draw = draw) -> dict[History, float]:
+    """Return {tokens that a verifier emits: probability} over all random draws of drafting and verification."""
     emitted: dict[History, float] = {}
 
     def step(random: RandomSource) -> History:
         draft = draw(shape, q, random)
-        verdict: Verdict = verifier.verify(target_logits(target, draft), draft, random)
+        verdict = verifier.verify(target_logits(target, draft), draft, random)
         return tuple(verdict.token_ids[0, : int(verdict.num_accepted[0]) + 1].tolist())
 
     for probability, tokens in enumerate_outcomes(step):
         emitted[tokens] = emitted.get(tokens, 0.0) + probability
     assert abs(sum(emitted.values()) - 1) < 1e-12
-    error = 0.0
+    return emitted
+
+
+def emit(verifier: Verifier, target: Model, q: Model, shape: Shape, draw: Draw = draw) -> Emitted:
+    emitted = outcomes(verifier, target, q, shape, draw)
+    found = []
     for sequence in product(range(len(q[()])), repeat=shape.depth + 1):
         expected = sequence_probability(target, sequence, 0)
         actual = sum(
@@ -151,8 +163,10 @@ def emit(
             for tokens, p in emitted.items()
             if sequence[: len(tokens)] == tokens
         )
-        error = max(error, abs(actual - expected))
-    return Emitted(error, sum(p * (len(tokens) - 1) for tokens, p in emitted.items()))
+        found.append((abs(actual - expected), sequence, actual, expected))
+    num_accepted = sum(p * (len(tokens) - 1) for tokens, p in emitted.items())
+    error, worst, actual, expected = max(found)
+    return Emitted(error, num_accepted, worst, actual, expected)
 
 
 def sequence_probability(target: Model, sequence: History, start: int) -> float:

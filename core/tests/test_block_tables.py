@@ -8,14 +8,23 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import frozen
 from hypothesis import HealthCheck, given, settings, strategies as st
-from naive_kv import View
 
 from specdec_core.contracts.kv import KVContext
 from specdec_core.kv import BlockPool, PagedKVManager
 from specdec_core.kv.block_tables import BlockTables
 from specdec_core.kv.device_tables import DeviceTables
 from specdec_testing.pretend_cuda import CUDA, PretendCuda
+
+
+@frozen
+class View:
+    """A stand-in for a RequestView (a request as plugins see it), with what `KVManager.advance` reads."""
+
+    id: str
+    token_ids: np.ndarray
+
 
 IDS = list("abcdefghijkl")
 

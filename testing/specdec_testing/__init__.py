@@ -1,5 +1,5 @@
-"""Tools for authors of plugins: run a proposer on lists of token ids, and test that a proposer or a verifier keeps the
-rules of its contract (`specdec_core.contracts`)."""
+"""Tools for authors of plugins: run a proposer on lists of token ids, and test that a proposer, verifier or KV
+manager keeps the rules of its contract (`specdec_core.contracts`)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from specdec_testing.conformance import (
+        KVManagerConformance as KVManagerConformance,
         ProposerConformance as ProposerConformance,
         VerifierConformance as VerifierConformance,
     )
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 # Imported when first used, because pytest imports this package at every start, which must be cheap.
 _MODULES = {
     "EnumeratingRandom": "enumerating",
+    "KVManagerConformance": "conformance",
     "ProposerConformance": "conformance",
     "SimpleRequest": "drive",
     "VerifierConformance": "conformance",
@@ -31,6 +33,7 @@ _MODULES = {
 
 __all__ = [
     "EnumeratingRandom",
+    "KVManagerConformance",
     "ProposerConformance",
     "SimpleRequest",
     "VerifierConformance",

@@ -12,11 +12,16 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from specdec_testing.conformance.kv_managers import CheckedKVManager
     from specdec_testing.conformance.situations import Situations
     from specdec_testing.conformance.targets import Targets
     from specdec_testing.conformance.verifiers import CheckedVerifier
 
-CHECKED = {"test_proposer.py": "--specdec-proposer", "test_verifier.py": "--specdec-verifier"}
+CHECKED = {
+    "test_proposer.py": "--specdec-proposer",
+    "test_verifier.py": "--specdec-verifier",
+    "test_kv_manager.py": "--specdec-kv-manager",
+}
 """The kit's test files, and the option that names the plugin which each one checks."""
 
 pytest.register_assert_rewrite("specdec_testing.conformance")
@@ -26,6 +31,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("specdec", "specdec's conformance kit (specdec_testing.conformance)")
     group.addoption("--specdec-proposer", metavar="NAME", help="the method to check")
     group.addoption("--specdec-verifier", metavar="NAME", help="the verifier to check")
+    group.addoption("--specdec-kv-manager", metavar="NAME", help="the KV manager to check")
     repeated = {"action": "append", "default": []}
     group.addoption("--specdec-option", **repeated, metavar="KEY=VALUE", help="an option of the plugin (repeatable)")
     group.addoption(
@@ -82,3 +88,11 @@ def specdec_verifier(request: pytest.FixtureRequest) -> CheckedVerifier:
     from specdec_testing.conformance.verifiers import CheckedVerifier
 
     return CheckedVerifier(request.cls.verifier_subject(request.config))
+
+
+@pytest.fixture(scope="class")
+def specdec_kv_manager(request: pytest.FixtureRequest) -> CheckedKVManager:
+    """The KV manager that a conformance class checks."""
+    from specdec_testing.conformance.kv_managers import CheckedKVManager
+
+    return CheckedKVManager(request.cls.kv_manager_subject(request.config))

@@ -12,7 +12,7 @@ from specdec_core import DEAD, Stream, Verdict, VerifierSpec, hookimpl
 VERIFIERS = []
 CASES = [
     Case("nobody", ("test_verifier_is_offered",), __name__),
-    Case("heavy", ("test_verifier_module_is_light",), "heavy_verifier"),
+    Case("heavy", ("test_verifier_module_is_light",), "heavy_plugin"),
 ]
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from content_addressed import HEAD, LAZY, Driver
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from specdec_core import BlockPool, KVContext
 from specdec_kv_prefix import PrefixConfig
 from specdec_kv_prefix.manager import PrefixKVManager, Text
 from specdec_kv_prefix.pool import SharedBlocks
+from specdec_testing.kv_driver import HEAD, LAZY, Driver
 
 BASE, SHARED = sys.modules[BlockPool.__module__], sys.modules[SharedBlocks.__module__]
 IDS = ("a", "b", "c", "d")
@@ -73,7 +73,7 @@ def run(driver: Driver, steps: list[tuple[str, str, int]]) -> int:
 def test_what_is_found_is_what_was_asked_for(
     steps: list[tuple[str, str, int]], num_blocks: int, block_size: int, kept: int | None
 ) -> None:
-    driver = Driver(make(num_blocks, block_size, kept), block_size)
+    driver = Driver(make(num_blocks, block_size, kept), num_blocks, block_size)
     run(driver, steps)
     for request_id in list(driver.requests):
         driver.release(request_id)
@@ -87,7 +87,7 @@ def random_steps(seed: int, number: int = 400) -> list[tuple[str, str, int]]:
 
 
 def test_much_is_found() -> None:
-    found = sum(run(Driver(make(20, 2), 2), random_steps(seed)) for seed in range(3))
+    found = sum(run(Driver(make(20, 2), 20, 2), random_steps(seed)) for seed in range(3))
     assert found > 100
 
 
@@ -189,12 +189,12 @@ def test_faults_are_noticed(fault: Callable[[pytest.MonkeyPatch], None], monkeyp
 def run_all() -> None:
     stop_within_a_draft()
     for seed in range(12):
-        run(Driver(make(14, 2), 2), random_steps(seed))
+        run(Driver(make(14, 2), 14, 2), random_steps(seed))
 
 
 def stop_within_a_draft() -> None:
     """Check that a block is not shared if it contains draft tokens that were accepted after a stop token."""
-    driver = Driver(make(8, 2), 2)
+    driver = Driver(make(8, 2), 8, 2)
     driver.admit("a", "", [1, 1, 1], ())
     driver.step("a", 3, [2, 2, 2], 2, stops=True)
     driver.admit("b", "", [1, 1, 1, 1, 1], ())
@@ -206,7 +206,7 @@ def test_tokens_after_a_stop_are_not_found() -> None:
 
 
 def test_the_least_recently_used_is_given_up_first() -> None:
-    driver = Driver(make(6, 2), 2)
+    driver = Driver(make(6, 2), 6, 2)
     for name, tokens in (("a", [1, 1, 1]), ("b", [2, 2, 2]), ("c", [3, 3, 3])):
         driver.admit(name, "", tokens, ())
         driver.step(name, 3, [], 9)
@@ -233,7 +233,7 @@ def test_of_two_blocks_with_the_same_contents_the_other_is_found_when_one_is_giv
 
 
 def test_nothing_is_found_where_all_has_to_be_computed() -> None:
-    driver = Driver(make(8, 2), 2)
+    driver = Driver(make(8, 2), 8, 2)
     driver.admit("a", "", [1, 1, 1, 1, 1], ())
     driver.step("a", 5, [], 9)
     assert driver.manager.admit("b", np.empty(0, dtype=np.int64), "", ()) == 0

@@ -14,6 +14,7 @@ or among a plugin's own tests:
 """
 
 from specdec_testing.conformance.kit import ProposerConformance
+from specdec_testing.conformance.kv_managers import KVManagerConformance
 from specdec_testing.conformance.verifiers import VerifierConformance
 
-__all__ = ["ProposerConformance", "VerifierConformance"]
+__all__ = ["KVManagerConformance", "ProposerConformance", "VerifierConformance"]

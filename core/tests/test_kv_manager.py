@@ -1,4 +1,4 @@
-"""Tests of PagedKVManager: the conformance kit, and what it says of its slots."""
+"""Tests of PagedKVManager: the conformance kit, and where its slots are."""
 
 from __future__ import annotations
 

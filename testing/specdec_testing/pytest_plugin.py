@@ -6,6 +6,7 @@ pytest imports this module at every start, through an entry point, so it imports
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,8 @@ CHECKED = {
     "test_kv_manager.py": "--specdec-kv-manager",
 }
 """The kit's test files, and the option that names the plugin which each one checks."""
+
+COSTS = pytest.StashKey[list[str]]()
 
 pytest.register_assert_rewrite("specdec_testing.conformance")
 
@@ -74,12 +77,23 @@ def specdec_targets(tmp_path_factory: pytest.TempPathFactory) -> Targets:
 @pytest.fixture(scope="class")
 def specdec_situations(
     request: pytest.FixtureRequest, specdec_targets: Targets, tmp_path_factory: pytest.TempPathFactory
-) -> Situations:
+) -> Iterator[Situations]:
     """Engine runs with the proposer that a conformance class checks. The tests of that class share them."""
     from specdec_testing.conformance.situations import Situations
 
     subject = request.cls.subject(request.config)
-    return Situations(subject, specdec_targets.of(subject), tmp_path_factory.mktemp("draft"))
+    situations = Situations(subject, specdec_targets.of(subject), tmp_path_factory.mktemp("draft"))
+    yield situations
+    if situations.costs:
+        request.config.stash.setdefault(COSTS, []).append(situations.costs)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Print what the checked proposers' calls cost. No test depends on it."""
+    if lines := config.stash.get(COSTS, []):
+        terminalreporter.section("median time of a proposer's calls")
+        for line in lines:
+            terminalreporter.write_line(line)
 
 
 @pytest.fixture(scope="class")

@@ -13,6 +13,7 @@ import torch
 
 from specdec_core.contracts.draft import DEAD
 from specdec_testing.conformance import faults as rules
+from specdec_testing.conformance.coupling import SampledNode, coupled
 from specdec_testing.conformance.faults import Node
 from specdec_testing.conformance.recording import Asked, Proposal
 from specdec_testing.conformance.runs import Run
@@ -131,6 +132,21 @@ class ChanceChecks:
                 f"without a row of q"
             )
 
+    def test_sampled_tokens_are_drawn_with_own_noise(self, specdec_situations: Situations) -> None:
+        """Sampled draft tokens are drawn with `Stream.DRAFT`, not with the noise of the target or of the verifier.
+
+        Rejection sampling needs draft tokens that are independent of its own draws and of the target's. Tokens that
+        were drawn with the target's noise (`Stream.TARGET`, `target_token`) agree with the target more often, but the
+        output would be biased. As chosen nodes, without a row of `Draft.q`, they are correct.
+        """
+        nodes = [node for draft in _sampled(specdec_situations) for node in _drawn(draft)]
+        for noise, index, deviations in coupled(nodes):
+            assert deviations <= MOST_DEVIATIONS, (
+                f"a sampled node is drawn with noise of its own; node {index} agrees {deviations:.1f} standard "
+                f"deviations too often with what {noise} would draw: draw with batch.random.categorical and "
+                f"Stream.DRAFT, or give such nodes no row of q (q_rows -1), as chosen ones"
+            )
+
 
 Trees = tuple[tuple[tuple[int, int], ...], ...]
 """For several trees, the (parent, token id) of each node."""
@@ -171,6 +187,24 @@ def draws(draft: SeededDraft) -> Iterator[tuple[Node, torch.Tensor]]:
                 probs = probs.clone()
                 probs[node.token_id] = 0
             left[node.parent] = probs / probs.sum()
+
+
+def _drawn(draft: SeededDraft) -> Iterator[SampledNode]:
+    """Yield the sampled draft tokens of a tree, with the columns of `Draft.q` that they were drawn from."""
+    given, depths = draft.proposal.draft, rules.depths(draft.tree)
+    assert given.q is not None
+    left: dict[int, torch.Tensor] = {}
+    for node in rules.live(draft.tree):
+        if node.q_row >= 0:
+            ids = given.q_to_target if given.q_ids is None else given.q_ids[node.q_row]
+            column = node.token_id if ids is None else int((ids == node.token_id).nonzero()[0])
+            weights = left.get(node.parent, given.q[node.q_row].double())
+            root = len(draft.asked.token_ids) - 1
+            yield SampledNode(draft.asked.seed, root, node.index, depths[node.index] - 1, weights, column)
+            if not given.with_replacement:
+                weights = weights.clone()
+                weights[column] = 0
+            left[node.parent] = weights
 
 
 def excess(drafts: list[SeededDraft], score: Score) -> float:

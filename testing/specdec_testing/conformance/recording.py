@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -152,6 +154,7 @@ class Journal:
     num_late: int = 0  # observations of several forward passes at once, counted per request
     reset: set[str] = attrs.field(factory=set)  # engine's ids of requests that were preempted
     closed: list[BaseException | None] = attrs.field(factory=list)  # what `close` raised, each time it was called
+    seconds: dict[str, list[float]] = attrs.field(factory=lambda: defaultdict(list))  # of each call, by its name
     views: list[weakref.ref[View]] = attrs.field(factory=list)  # of every request that was started
     proposer: Any = None
     context: Any = None
@@ -180,7 +183,7 @@ class RecordingProposer(Proposer):
     def propose(self, batch: ProposerBatch) -> Draft:
         reset = {self._views[request.id].id for request in batch.requests if request.id in self._journal.reset}
         batch = attrs.evolve(batch, requests=[self._views[request.id] for request in batch.requests])
-        with self._unchanged("propose", batch):
+        with self._unchanged("propose", batch), self._timed("propose"):
             draft: Draft = self._inner.propose(batch)
         proposal = Proposal.of(batch, draft, self._context, reset)
         self._journal.proposals.append(proposal)
@@ -191,8 +194,9 @@ class RecordingProposer(Proposer):
     def observe(self, observation: Observation) -> None:
         requests = tuple(self._views[request.id] for request in observation.requests)
         self._journal.num_late += sum(map(_is_late, requests, observation.starts, observation.host_num_valid))
-        with self._unchanged("observe", observation):
-            self._inner.observe(attrs.evolve(observation, requests=requests))
+        observation = attrs.evolve(observation, requests=requests)
+        with self._unchanged("observe", observation), self._timed("observe"):
+            self._inner.observe(observation)
 
     def reset(self, request: RequestView) -> None:
         self._journal.reset.add(request.id)
@@ -209,6 +213,12 @@ class RecordingProposer(Proposer):
             self._journal.closed.append(error.__cause__)
         else:
             self._journal.closed.append(None)
+
+    @contextmanager
+    def _timed(self, call: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._journal.seconds[call].append(time.perf_counter() - start)
 
     @contextmanager
     def _unchanged(self, call: str, argument: ProposerBatch | Observation) -> Iterator[None]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ class Situations:
         self.target = target
         self._folder = folder
         self._in_turn: dict[tuple[str, str], Run] = {}
+        self._journals: list[Journal] = []
         self.histories: list[Proposal] | None = None  # drafts made outside of an engine, once a test needs them
 
     @cached_property
@@ -82,6 +84,7 @@ class Situations:
     def llm(self, journal: Journal, **settings: Any) -> LLM:
         config = self.speculative_config
         self.plugins.journal = journal
+        self._journals.append(journal)
         return make_llm(self.target.folder, self.plugins, config, **settings)
 
     def expected(self, asked: Sequence[Ask]) -> list[list[int]]:
@@ -165,6 +168,16 @@ class Situations:
     @cached_property
     def proposals(self) -> list[Proposal]:
         return [proposal for run in (self.greedy, self.sampled) for proposal in run.journal.proposals]
+
+    @property
+    def costs(self) -> str:
+        """The median time of the proposer's calls in all runs so far. "" before the first run."""
+        calls = {
+            call: [seconds for journal in self._journals for seconds in journal.seconds[call]]
+            for call in ("propose", "observe")
+        }
+        found = [f"{call} {median(each) * 1e6:.0f} us ({len(each)} calls)" for call, each in calls.items() if each]
+        return f"{self.subject.method}: {', '.join(found)}" if found else ""
 
     @property
     def context(self) -> BuildContext:

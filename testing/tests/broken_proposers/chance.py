@@ -9,6 +9,7 @@ import attrs
 from good_proposers import Sampling, Selecting
 
 from broken_proposers.case import Recent, breaks
+from specdec_core import Stream
 
 MOODS = count()
 
@@ -82,3 +83,35 @@ class Heated(Sampling):
         draft = super().propose(batch)
         powers = draft.q ** batch.temperature.max().clamp(min=0.1)
         return attrs.evolve(draft, q=powers / powers.sum(-1, keepdim=True) if len(powers) else torch.empty_like(powers))
+
+
+@breaks("test_sampled_tokens_are_drawn_with_own_noise")
+class Coupled(Sampling):
+    """Draws the root's first child with the noise of the target's own token, and declares it as sampled."""
+
+    def draw(self, batch, request, node, probs):
+        import torch
+
+        if node != 0:
+            return super().draw(batch, request, node, probs)
+        return int(batch.random.target_token(probs[None], torch.tensor([request]), torch.tensor([0])))
+
+
+@breaks("test_sampled_tokens_are_drawn_with_own_noise", is_variant=True)
+class Intruding(Sampling):
+    """Draws from the stream in which the verifier accepts and rejects."""
+
+    def draw(self, batch, request, node, probs):
+        import torch
+
+        return int(batch.random.categorical(probs[None], Stream.ACCEPT, torch.tensor([request]), torch.tensor([node])))
+
+
+@breaks("test_sampled_tokens_are_drawn_with_own_noise", is_variant=True)
+class Borrowing(Sampling):
+    """Draws from the target's stream."""
+
+    def draw(self, batch, request, node, probs):
+        import torch
+
+        return int(batch.random.categorical(probs[None], Stream.TARGET, torch.tensor([request]), torch.tensor([node])))

@@ -94,8 +94,7 @@ def path_to(tree: DraftTree, node: int) -> tuple[int, ...]:
 
 class Driver:
     """Calls the methods of a KV manager in the order in which the engine calls them, and checks the contents of its
-    slots. num_hits: number of tokens found in the prefix cache, for all requests together. answers: what the manager
-    answered to calls that each rank of tensor parallelism makes."""
+    slots. num_hits: number of tokens found in the prefix cache, for all requests together."""
 
     def __init__(self, manager: KVManager, num_blocks: int, block_size: int) -> None:
         self.manager, self.num_blocks, self.block_size = manager, num_blocks, block_size

@@ -13,7 +13,7 @@ import example_proposer
 import pytest
 
 from specdec_core import PluginError
-from specdec_testing import ProposerConformance, tiny_target
+from specdec_testing import KVManagerConformance, ProposerConformance, VerifierConformance, pytest_plugin, tiny_target
 from specdec_testing.conformance import test_proposer
 from specdec_testing.conformance.held_objects import HeldObjects
 
@@ -75,6 +75,26 @@ def test_tests_of_the_kit_are_not_overridden() -> None:
     with pytest.raises(PluginError, match="overrides test_budgets"):
         type("TestMine", (mixin, ProposerConformance), {})
     type("TestMine", (ProposerConformance,), {"test_of_my_own": test_budgets})
+    for kit in (VerifierConformance, KVManagerConformance):
+        name = kit.kit_tests()[0]
+        with pytest.raises(PluginError, match=f"overrides {name}"):
+            type("TestMine", (kit,), {name: test_budgets})
+
+
+@pytest.mark.parametrize(
+    ("options", "collected"),
+    [
+        ({}, ["test_proposer.py"]),
+        ({"verifier": "mine"}, ["test_verifier.py"]),
+        ({"kv-manager": "mine", "proposer": "mine"}, ["test_proposer.py", "test_kv_manager.py"]),
+    ],
+)
+def test_what_is_named_is_checked(options: dict[str, str], collected: list[str]) -> None:
+    folder = Path(test_proposer.__file__).parent
+    config = command_line(**options)
+    found = [name for name in pytest_plugin.CHECKED if not pytest_plugin.pytest_ignore_collect(folder / name, config)]
+    assert found == collected
+    assert pytest_plugin.pytest_ignore_collect(Path("test_verifier.py"), config) is None
 
 
 @pytest.mark.parametrize(

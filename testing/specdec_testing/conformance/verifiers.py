@@ -273,7 +273,7 @@ class VerifierConformance(Conformance, is_kit=True):
         both = [specdec_verifier.models(2, seed, shape) for seed, shape in enumerate(pair)]
         error = joint_error(specdec_verifier.verifier, both, pair)
         assert error < EXACT, (
-            f"two requests' outputs are independent; a pair of outputs is off by a probability of {error:.6f}: are "
+            f"two requests' outputs are independent; a pair of outputs is off by a probability of {error:.1e}: are "
             f"draws keyed by the request, and rows and lengths those of each request's live nodes?"
         )
 

@@ -8,6 +8,7 @@ from specdec_core.api.outputs import (
     StreamOutput as StreamOutput,
 )
 from specdec_core.api.prompts import TokenizedPrompt as TokenizedPrompt, load_tokenizer as load_tokenizer
+from specdec_core.api.token_drafter import TokenDrafter as TokenDrafter, TokenRequest as TokenRequest
 from specdec_core.config.draft_options import (
     DraftHeadConfig as DraftHeadConfig,
     DraftModelConfig as DraftModelConfig,

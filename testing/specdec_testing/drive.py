@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import attrs
 import numpy as np
 import torch
 
+from specdec_core.api.token_drafter import context_without_target, needs_of_target, observation_of_tokens
 from specdec_core.config.fields import unknown_key
 from specdec_core.contracts.draft import Draft, DraftTree
-from specdec_core.contracts.proposer import (
-    BuildContext,
-    Observation,
-    Plan,
-    Proposer,
-    ProposerBatch,
-    ProposerSpec,
-    RequestView,
-)
+from specdec_core.contracts.proposer import Plan, Proposer, ProposerBatch, ProposerSpec
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.engine.named_proposer import NamedProposer
 from specdec_core.errors import ConfigError
@@ -96,7 +89,7 @@ def propose(
     options = _options(spec, speculative_config)
     plan = spec.plan(options, NO_TARGET, num_speculative_tokens)
     _refuse_what_needs_a_target(method, plan)
-    proposer = spec.build(options, _build_context(num_speculative_tokens, plan.state))
+    proposer = spec.build(options, context_without_target(NO_TARGET, num_speculative_tokens, MAX_NUM_SEQS, plan.state))
 
     requests = [SimpleRequest(f"request-{i}", context, seed=seed + i) for i, context in enumerate(contexts)]
     batch = batch_of(requests, [num_speculative_tokens] * len(requests), temperature=temperature)
@@ -132,8 +125,8 @@ def one_step(proposer: Proposer, batch: ProposerBatch, *, observes: bool) -> Dra
     """
     for request in batch.requests:
         proposer.start(request)
-    if observes:
-        _observe(proposer, batch.requests)
+    if observes and (seen := observation_of_tokens(batch.requests, dict.fromkeys((r.id for r in batch.requests), 0))):
+        proposer.observe(seen)
     draft = proposer.propose(batch)
     for request in batch.requests:
         proposer.finish(request, "length")
@@ -149,58 +142,8 @@ def _options(spec: ProposerSpec, options: dict[str, Any]) -> Any:
 
 
 def _refuse_what_needs_a_target(method: str, plan: Plan) -> None:
-    asks = {
-        f"features of the target ({', '.join(plan.taps)})": plan.taps,
-        "rows of the target's output layer": plan.output_rows,
-        "a KV group": plan.kv_layout,
-        f"{plan.scratch_slots} KV slots": plan.scratch_slots,
-    }
-    needs = [what for what, wanted in asks.items() if wanted]
-    if needs:
+    if needs := needs_of_target(plan):
         raise ConfigError(
             f"method {method!r} needs {' and '.join(needs)}, so it cannot draft from token lists alone: run it with "
             f"LLM(model, speculative_config={{'method': {method!r}}})"
         )
-
-
-def _build_context(num_speculative_tokens: int, state: Any) -> BuildContext:
-    def no_target(*_: object, **__: object) -> NoReturn:
-        raise ConfigError("propose has no target, nor an embedding or LM head to share: run the method with LLM")
-
-    return BuildContext(
-        target=NO_TARGET,
-        num_speculative_tokens=num_speculative_tokens,
-        max_num_seqs=MAX_NUM_SEQS,
-        max_num_batched_tokens=NO_TARGET.max_model_len,
-        device=CPU,
-        embed=no_target,
-        output_head=no_target,
-        output_rows=no_target,
-        attention=None,
-        load_model=no_target,
-        speed_up=lambda module: None,
-        state=state,
-    )
-
-
-def _observe(proposer: Proposer, requests: Sequence[RequestView]) -> None:
-    """Call `observe` for all tokens but each request's last one, as the engine does after the prefill. There are no
-    hidden states. Requests with a single token are left out."""
-    seen = [request for request in requests if len(request.token_ids) > 1]
-    if not seen:
-        return
-    lengths = [len(request.token_ids) - 1 for request in seen]
-    ends = np.cumsum(lengths)
-    proposer.observe(
-        Observation(
-            requests=seen,
-            starts=(0,) * len(seen),
-            offsets=(0, *ends.tolist()),
-            num_valid=torch.tensor(lengths, dtype=torch.int32),
-            last_rows=torch.from_numpy(ends - 1),
-            token_ids=torch.from_numpy(np.concatenate([request.token_ids[:-1] for request in seen])),
-            positions=torch.cat([torch.arange(length) for length in lengths]),
-            features={},
-            next_token_ids=torch.tensor([request.token_ids[-1] for request in seen], dtype=torch.int64),
-        )
-    )

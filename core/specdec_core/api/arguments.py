@@ -89,7 +89,7 @@ def prepare(
     parsed, idle = [], idle_values(fields_dict(EngineConfig), engine_config)
     for each in () if speculative_config is None else one_per_method(speculative_config, plugins):
         flat = fill_in(each, model, plugins)
-        parsed.append(_speculative(flat, plugins, device))
+        parsed.append(parse_speculative(flat, plugins, device))
         idle += idle_values(fields_dict(DraftModelConfig) | fields_dict(type(parsed[-1].options)), flat)
     refuse_repeated(parsed)
     speculative = tuple(parsed) if len(parsed) > 1 else parsed[0] if parsed else None
@@ -108,7 +108,7 @@ def dry_run(model: str | Path, **keywords: Any) -> Design:
     return design.dry_run(prepared.config, prepared.plugins, prepared.speculative, prepared.tokenizer)
 
 
-def _speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.device) -> SpeculativeConfig:
+def parse_speculative(mapping: Mapping[str, Any], plugins: Plugins, device: torch.device) -> SpeculativeConfig:
     """Parse a speculative_config that has a `method`. It may also have the keys of the method and of the verifier.
 
     device: the device that the engine runs on. A method's default of num_speculative_tokens may depend on it.

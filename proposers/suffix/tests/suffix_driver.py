@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from attrs import define, evolve, field
 
+from specdec_core.api.token_drafter import context_without_target
 from specdec_proposer_suffix.config import SuffixConfig
 from specdec_proposer_suffix.proposer import SuffixProposer
 from specdec_proposer_suffix.store import NUM_STATES
-from specdec_testing.drive import NO_TARGET, _build_context, batch_of
+from specdec_testing.drive import MAX_NUM_SEQS, NO_TARGET, batch_of
 
 
 def texts(number: int, length: int, *, seed: int, num_symbols: int = 50) -> list[list[int]]:
@@ -58,7 +59,7 @@ class Speaker:
 class Driver:
     def __init__(self, *, vocab_size: int = 32_000, budget: int = 24, **options: Any) -> None:
         config = SuffixConfig(**{f"suffix_decoding_{name}": value for name, value in options.items()})
-        context = evolve(_build_context(budget, state=None), target=evolve(NO_TARGET, vocab_size=vocab_size))
+        context = context_without_target(evolve(NO_TARGET, vocab_size=vocab_size), budget, MAX_NUM_SEQS, state=None)
         self.proposer = SuffixProposer(config, context)
         self.budget = budget
         self._numbers = count()

@@ -43,6 +43,7 @@ OUTSIDE = sorted(
         *ROOT.glob("proposers/*/specdec_*/__init__.py"),
         *ROOT.glob("train/*/__init__.py"),
         *ROOT.glob("grammar/*/__init__.py"),
+        *ROOT.glob("integrations/*/specdec_*/__init__.py"),
     ]
 )
 

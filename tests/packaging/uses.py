@@ -196,6 +196,21 @@ def use_train_of_eagle(weights: str) -> None:
     assert "--target" in command("train", "eagle3", "--help")
 
 
+def use_transformers(weights: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from specdec_core import Plugins
+    from specdec_transformers import speculative
+
+    model = AutoModelForCausalLM.from_pretrained(weights)
+    prompt = torch.tensor([AutoTokenizer.from_pretrained(weights).encode(PROMPT)])
+    faster = speculative({"method": "recent", "num_speculative_tokens": 4}, plugins=Plugins.load(modules=["recent"]))
+    plain = model.generate(prompt, max_new_tokens=24)
+    assert model.generate(prompt, max_new_tokens=24, custom_generate=faster).tolist() == plain.tolist()
+    assert faster.counts.num_accepted > 0
+
+
 USES: dict[tuple[str, ...], Callable[[str], None]] = {
     ("specdec-core",): use_core,
     ("specdec-grammar",): use_grammar,
@@ -217,6 +232,7 @@ USES: dict[tuple[str, ...], Callable[[str], None]] = {
     ("specdec-testing",): use_testing,
     ("specdec-tools",): use_tools,
     ("specdec-train",): use_train,
+    ("specdec-transformers",): use_transformers,
     ("specdec-train", "specdec-kernels", "specdec-proposer-eagle"): use_train_of_eagle,
 }
 """{distributions to install together: function that tries them, given the folder of the weights}."""

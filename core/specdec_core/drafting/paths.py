@@ -14,7 +14,7 @@ def likeliest_paths(draft: Draft) -> list[list[int]]:
     for request, first in enumerate(draft.offsets[:-1]):
         token_ids, parents = draft.tree(request)
         best, most = -1, 0.0
-        reached: dict[int, tuple[float, float]] = {-1: (1.0, 0.0)}  # node -> (P(accepted), expected number on its path)
+        reached: dict[int, tuple[float, float]] = {-1: (1.0, 0.0)}  # node: its chance, accepted nodes down to it
         for node, parent in enumerate(parents):
             if parent == DEAD or parent not in reached:
                 continue

@@ -14,6 +14,7 @@ from specdec_transformers.decoding import Decoding
 from specdec_transformers.refusals import refuse_unsupported
 
 GENERATE = "transformers.generation.utils", "generate"
+"""The module and the name of the function that calls a `custom_generate`."""
 
 
 def speculative(speculative_config: Any, *, plugins: Plugins | None = None) -> Speculation:
@@ -63,8 +64,7 @@ class Speculation:
 
         Raises ConfigError for what is not supported: see `refuse_unsupported`.
         """
-        # transformers hands these two to its own decoding methods only
-        given = _variables_of_generate(sys._getframe(1))
+        given = _not_handed_over(sys._getframe(1))
         streamer = given.get("streamer") if streamer is None else streamer
         synced_gpus = bool(synced_gpus or given.get("synced_gpus"))
         refuse_unsupported(model, input_ids, generation_config, model_kwargs, synced_gpus, given.get("assistant_model"))
@@ -127,7 +127,10 @@ def target_info_of(model: Any) -> TargetInfo:
     )
 
 
-def _variables_of_generate(frame: Any) -> dict[str, Any]:
-    """The variables of `generate` if it is the caller, which has this frame. Else they are arguments."""
-    is_generate = (frame.f_globals.get("__name__"), frame.f_code.co_name) == GENERATE
-    return dict(frame.f_locals) if is_generate else {}
+def _not_handed_over(frame: Any) -> dict[str, Any]:
+    """The arguments of `generate` that it gives to its own decoding methods, but to no callable: without them, a
+    streamer would wait forever for tokens, and an assistant_model would be ignored. frame: of the caller. Empty if that
+    is not `generate`."""
+    if (frame.f_globals.get("__name__"), frame.f_code.co_name) != GENERATE:
+        return {}
+    return {name: frame.f_locals.get(name) for name in ("streamer", "synced_gpus", "assistant_model")}

@@ -10,6 +10,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     StaticCache,
+    StoppingCriteriaList,
+    StopStringCriteria,
     T5Config,
     T5ForConditionalGeneration,
     TextStreamer,
@@ -80,6 +82,24 @@ def test_text_streamer_and_prediction_as_tensor(tiny, capsys):
     model.generate(**inputs, max_new_tokens=20, custom_generate=faster, streamer=streamer, prediction=new)
     assert capsys.readouterr().out == tokenizer.decode(new) + "\n"
     assert faster.num_forward_passes < 8
+
+
+def test_stop_strings(tiny):
+    model, tokenizer = tiny
+    inputs = tokenizer(CODE, return_tensors="pt")
+    stops = {"stop_strings": ["return", "if"], "tokenizer": tokenizer, "max_new_tokens": 40}
+    plain, faster = model.generate(**inputs, **stops), speculative({"method": "prediction"})
+    assert plain.shape[1] < inputs.input_ids.shape[1] + 40
+    with pytest.raises(ValueError, match="stop strings"):  # of transformers, which keeps the tokenizer to itself
+        model.generate(**inputs, **stops, custom_generate=faster)
+    criteria = StoppingCriteriaList([StopStringCriteria(tokenizer, stops["stop_strings"])])
+    keywords = {
+        "max_new_tokens": 40,
+        "stopping_criteria": criteria,
+        "prediction": plain[0, inputs.input_ids.shape[1] :],
+    }
+    assert model.generate(**inputs, **keywords, custom_generate=faster).tolist() == plain.tolist()
+    assert faster.counts.num_accepted > 0
 
 
 REFUSED = {

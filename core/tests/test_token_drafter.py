@@ -140,11 +140,17 @@ def test_a_wrong_draft_is_the_plugins_error():
         (Plan(), {"adaptive_draft_length": True}, "adaptive_draft_length=True cannot be used outside of LLM"),
         (Plan(), {"verifier": "typical"}, "verifier='typical' cannot be used outside of LLM"),
         (Plan(), {"watcher_modle": 1}, "did you mean 'watcher_model'"),
+        (Plan(), {"method": ["watcher", "watcher"]}, "2 methods are combined by LLM only"),
     ],
 )
 def test_refused(plan, config, says):
     with pytest.raises(ConfigError, match=says):
         drafter_of(plan, **config)
+
+
+def test_a_name_alone_is_not_enough_without_a_default():
+    with pytest.raises(ConfigError, match="'watcher' has no num_speculative_tokens"):
+        TokenDrafter("watcher", TARGET, max_num_seqs=4, plugins=Only(Plan()))
 
 
 def test_tokens_are_read_only():

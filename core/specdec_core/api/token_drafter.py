@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from specdec_core.api.arguments import fill_in, parse_speculative
+from specdec_core.api.several_methods import one_per_method
 from specdec_core.config.fields import shown
 from specdec_core.config.speculative import AUTO
 from specdec_core.contracts.draft import Draft
@@ -82,8 +83,12 @@ class TokenDrafter:
         self, speculative_config: Any, target: TargetInfo, *, max_num_seqs: int, plugins: Plugins | None = None
     ) -> None:
         plugins = plugins or Plugins.load()
-        given = {"method": speculative_config} if isinstance(speculative_config, str) else speculative_config
-        mapping = fill_in(given, target.model, plugins)
+        configs = one_per_method(speculative_config, plugins)
+        if len(configs) > 1:
+            raise ConfigError(
+                f"{len(configs)} methods are combined by LLM only: give one, not {shown(speculative_config)}"
+            )
+        mapping = fill_in(configs[0], target.model, plugins)
         _refuse_options_of_the_engine(mapping)
         self.config = parse_speculative({**mapping, "adaptive_draft_length": False}, plugins, target.device)
         number, spec = self.config.num_speculative_tokens, plugins.proposer(self.config.method)

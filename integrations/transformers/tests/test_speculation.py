@@ -156,7 +156,7 @@ def test_refused_models(prompt):
     [
         ({"method": "ngram", **DRAFT, "prompt_lookup_maxx": 3}, "prompt_lookup_max"),
         ({"method": "ngram", **DRAFT, "adaptive_draft_length": True}, "adaptive_draft_length=True"),
-        ({"method": ["ngram", "suffix"], **DRAFT}, "method"),
+        ({"method": ["ngram", "suffix"], **DRAFT}, "2 methods are combined by LLM only"),
     ],
 )
 def test_refused_options(llama, prompt, config, says):

@@ -73,7 +73,7 @@ class Speculation:
         try:
             drafter = self._drafter_for(model)
             self._num_calls += 1
-            expected = [] if prediction is None else torch.as_tensor(prediction, dtype=torch.int64).tolist()
+            expected = _checked_prediction(prediction, drafter)
             request = TokenRequest(f"generate-{self._num_calls}", input_ids[0].tolist(), expected)
             decoding = Decoding(
                 model, input_ids, logits_processor, stopping_criteria, generation_config, streamer, model_kwargs
@@ -125,6 +125,17 @@ def target_info_of(model: Any) -> TargetInfo:
         dtype=model.dtype,
         device=model.device,
     )
+
+
+def _checked_prediction(prediction: Any, drafter: TokenDrafter) -> list[int]:
+    if prediction is None:
+        return []
+    if not drafter.plan.reads_prediction:
+        raise ConfigError(f"method {drafter.config.method!r} does not draft from a prediction: leave prediction out")
+    token_ids = torch.as_tensor(prediction, dtype=torch.int64)
+    if token_ids.ndim != 1:
+        raise ConfigError(f"prediction has the shape {[*token_ids.shape]}: give the token ids of one output")
+    return token_ids.tolist()
 
 
 def _not_handed_over(frame: Any) -> dict[str, Any]:

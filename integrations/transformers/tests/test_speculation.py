@@ -164,6 +164,15 @@ def test_refused_options(llama, prompt, config, says):
         llama.generate(prompt, max_new_tokens=4, custom_generate=speculative(config))
 
 
+def test_refused_predictions(llama, prompt):
+    with pytest.raises(ConfigError, match="'ngram' does not draft from a prediction"):
+        generated(
+            llama, prompt, max_new_tokens=4, custom_generate=speculative({"method": "ngram", **DRAFT}), prediction=[1]
+        )
+    with pytest.raises(ConfigError, match=r"prediction has the shape \[1, 9\]"):
+        generated(llama, prompt, max_new_tokens=4, custom_generate=speculative("prediction"), prediction=prompt)
+
+
 def test_methods_that_need_the_target(tiny):
     model, tokenizer = tiny
     inputs = tokenizer(CODE, return_tensors="pt")

@@ -7,6 +7,7 @@ WEIGHTS is the folder of the embedded model's weights. Each NAME is a distributi
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -190,6 +191,31 @@ def use_train(weights: str) -> None:
     assert "Commands:" not in command("train", "--help")  # no method is installed
 
 
+def use_vllm(weights: str) -> None:
+    """Without vLLM and without a proposer, up to the error that names the package to install."""
+    from types import SimpleNamespace
+
+    from specdec_core import PluginError
+    from specdec_vllm import Proposer
+
+    os.environ["SPECDEC_VLLM_PROPOSER"] = "suffix"
+    model = SimpleNamespace(
+        model=weights, max_model_len=64, dtype=None, get_vocab_size=lambda: VOCAB, get_hidden_size=lambda: HIDDEN,
+        hf_text_config=SimpleNamespace(model_type="llama", num_hidden_layers=8),
+    )  # fmt: skip
+    config = SimpleNamespace(
+        speculative_config=SimpleNamespace(num_speculative_tokens=4),
+        model_config=model,
+        scheduler_config=SimpleNamespace(max_num_seqs=4),
+    )
+    message = ""
+    try:
+        Proposer(config)
+    except PluginError as error:
+        message = str(error)
+    assert "install specdec-proposer-suffix" in message, message
+
+
 def use_train_of_eagle(weights: str) -> None:
     listed = command("train", "--help").split()
     assert {"eagle", "eagle3"} <= set(listed)
@@ -234,6 +260,7 @@ USES: dict[tuple[str, ...], Callable[[str], None]] = {
     ("specdec-train",): use_train,
     ("specdec-transformers",): use_transformers,
     ("specdec-train", "specdec-kernels", "specdec-proposer-eagle"): use_train_of_eagle,
+    ("specdec-vllm",): use_vllm,
 }
 """{distributions to install together: function that tries them, given the folder of the weights}."""
 

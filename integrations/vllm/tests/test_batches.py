@@ -15,7 +15,7 @@ from specdec_vllm import Proposer
 from specdec_vllm.proposer import _target
 
 NUMBER, ROWS = 3, 5
-PROMPTS = ([10, 1, 2], [11], [10, 1, 2, 1, 2], [12, 3, 3, 1])
+PROMPTS = ([10, 1, 2], [11, 1, 2], [11], [10, 1, 2, 1, 2], [12, 3, 3, 1])
 """No output is such a prompt or begins with one: the target generates tokens below 6, and 10 to 12 are the users'."""
 
 
@@ -73,10 +73,14 @@ class Batches(RuleBasedStateMachine):
         self.waiting.append(request)
         return request.id
 
-    @rule(target=requests, earlier=requests, word=st.integers(10, 12))
-    def ask_on(self, earlier, word):
-        """Begin with all of an earlier text, as the next turn of a chat."""
-        return self.new([*self.known[earlier].text, word], 9, 0) if not self.misses_steps else earlier
+    @rule(target=requests, earlier=requests, word=st.integers(10, 12), ends=st.booleans())
+    def ask_on(self, earlier, word, ends):
+        """Begin with all of an earlier text, as the next turn of a chat, perhaps after an abort of the earlier one."""
+        if self.misses_steps:
+            return earlier
+        if ends:
+            self.known[earlier].max_tokens = 0
+        return self.new([*self.known[earlier].text, word], 9, 0)
 
     @rule(one=requests)
     def abort(self, one):
@@ -94,7 +98,7 @@ class Batches(RuleBasedStateMachine):
     def swap(self, first, second):
         self.swaps.append((first, second))
 
-    @rule(num_admitted=st.integers(0, ROWS), times=st.integers(1, 4))
+    @rule(num_admitted=st.sampled_from([ROWS, 1, 0]), times=st.integers(1, 6))
     def steps(self, num_admitted, times):
         self.admit(num_admitted)
         for _ in range(times):

@@ -150,3 +150,40 @@ def test_a_text_that_was_taken_back_begins_anew():
     (other,) = read(known, told, [1, 2, 9, 4])
     assert other is not again
     assert other.token_ids.tolist() == [1, 2, 9, 4]
+
+
+def test_rows_change_places():
+    """Of two texts of one length that end alike."""
+    known, told = Rows(2), Told()
+    first, second = read(known, told, [1, 5, 6], [2, 5, 6])
+    assert read(known, told, [2, 5, 6, 7], [1, 5, 6, 7]) == [second, first]
+    assert (first.token_ids[0], second.token_ids[0]) == (1, 2)
+    assert read(known, told, [1, 5, 6, 7, 8]) == [first]  # the other one ended, and the last row moved up
+
+
+def test_the_next_turn_of_a_chat_is_a_new_request():
+    known, told = Rows(2), Told()
+    (first,) = read(known, told, [1, 2, 3])
+    (second,) = read(known, told, [1, 2, 3, 9, 9, 4])
+    assert second is not first
+    assert second.num_prompt_tokens == 5
+
+
+def test_one_that_was_preempted_comes_back():
+    known, told = Rows(2), Told()
+    first, second = read(known, told, [1, 2, 3], [7, 8])
+    assert read(known, told, [7, 8, 9]) == [second]
+    assert read(known, told, [7, 8, 9, 4], [1, 2, 3], num_new=0)[1] is None  # its tokens are computed again
+    assert read(known, told, [1, 2, 3, 5]) == [first]
+    assert first.num_prompt_tokens == 2
+
+
+def test_tokens_of_steps_without_a_call_are_read_later():
+    known, told = Rows(3), Told()
+    first, second = read(known, told, [1, 2, 3], [1, 2, 3, 4])
+    known.may_miss_a_step = True
+    assert read(known, told, [1, 2, 3, 4, 5, 6], [1, 2, 3, 4]) == [second, first]  # the longest that fits
+    assert (first.token_ids.tolist(), second.token_ids.tolist()) == ([1, 2, 3, 4], [1, 2, 3, 4, 5, 6])
+    known.may_miss_a_step = False
+    (third,) = read(known, told, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert third is not second

@@ -1,13 +1,14 @@
 """Worker process of a benchmark that compares engines: runs specdec, vLLM or transformers with one model.
 
 A benchmark starts it as `engine_worker.py ENGINE SETTINGS`, with the Python that has the engine installed. ENGINE is a
-key of ENGINES. SETTINGS is a JSON object: threads, and what the engine's `LLM` takes, of which transformers uses model
-and dtype.
+key of ENGINES. SETTINGS is a JSON object: threads, environment (variables to set, if any), and what the engine's `LLM`
+takes, of which transformers uses model and dtype.
 
 The worker first prints the versions of the engine and torch. For each line {"prompts": lists of token ids,
-"max_tokens": n, "batch": b} on standard input it completes the prompts greedily, b at a time. Then it prints a line of
-JSON: the seconds that this took, the outputs (lists of token ids), and, unless `disable_log_stats` is set, the numbers
-of drafts, draft tokens and accepted draft tokens.
+"max_tokens": n, "batch": b} on standard input it completes the prompts greedily, b at a time. n may be a list with a
+number for each prompt of a batch, but not for transformers. Then the worker prints a line of JSON: the seconds that
+this took, the outputs (lists of token ids), and, unless `disable_log_stats` is set, the numbers of steps, drafts, draft
+tokens and accepted draft tokens.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PREFIX = "vllm:spec_decode_"
 COUNTS = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
 
 Outputs = list[list[int]]
-Complete = Callable[[Sequence[Sequence[int]], int], Outputs]
+Complete = Callable[[Sequence[Sequence[int]], Any], Outputs]
 Count = Callable[[], dict[str, int]]
 
 
@@ -38,9 +39,20 @@ def llm_of(module: str, settings: dict[str, Any], **own: Any) -> tuple[Complete,
     """Start an engine with vLLM's Python interface: of the module `specdec_core` or `vllm`."""
     engine = import_module(module)
     llm = engine.LLM(**settings, **own, skip_tokenizer_init=True, enable_prefix_caching=False)
+    core = llm.llm_engine if module == "vllm" else llm.engine
+    step, num_steps = core.step, 0
 
-    def complete(prompts: Sequence[Sequence[int]], max_tokens: int) -> Outputs:
-        params = engine.SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+    def counted() -> Any:
+        nonlocal num_steps
+        num_steps += 1
+        return step()
+
+    core.step = counted
+
+    def complete(prompts: Sequence[Sequence[int]], max_tokens: int | list[int]) -> Outputs:
+        numbers = max_tokens if isinstance(max_tokens, list) else [max_tokens] * len(prompts)
+        greedy = {"temperature": 0, "ignore_eos": True, "detokenize": False}
+        params = [engine.SamplingParams(max_tokens=number, **greedy) for number in numbers]
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
@@ -48,7 +60,7 @@ def llm_of(module: str, settings: dict[str, Any], **own: Any) -> tuple[Complete,
         if settings["disable_log_stats"]:
             return {}
         found = {metric.name: metric for metric in llm.get_metrics() if metric.name.startswith(PREFIX)}
-        return {name: found[PREFIX + name].value if found else 0 for name in COUNTS}
+        return {name: found[PREFIX + name].value if found else 0 for name in COUNTS} | {"num_steps": num_steps}
 
     return complete, count
 
@@ -88,6 +100,7 @@ def main() -> None:
     os.dup2(2, 1)
     import torch
 
+    os.environ |= settings.pop("environment", {})
     torch.set_num_threads(settings.pop("threads"))
     complete, count = ENGINES[engine](settings)
     about = {name: version(name) for name in (DISTRIBUTIONS[engine], "torch")}

@@ -21,8 +21,8 @@ def main() -> None:
     settings = json.loads(sys.argv[1])
     llm = LLM(
         model=settings["model"], speculative_config=settings["speculative_config"], dtype="float32", max_model_len=256,
-        max_num_seqs=4, block_size=32, num_gpu_blocks_override=settings["num_blocks"], enforce_eager=True,
-        enable_prefix_caching=False, disable_log_stats=False, skip_tokenizer_init=True,
+        max_num_seqs=4, max_num_batched_tokens=64, block_size=32, num_gpu_blocks_override=settings["num_blocks"],
+        enforce_eager=True, enable_prefix_caching=False, disable_log_stats=False, skip_tokenizer_init=True,
     )  # fmt: skip
     engine, outputs, step, waiting = llm.llm_engine, {}, 0, settings["requests"]
     while waiting or engine.has_unfinished_requests():

@@ -57,8 +57,8 @@ def plain(model: Path) -> dict[str, Any]:
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
 def test_outputs_are_those_of_vllm_alone(method, model, plain, tmp_path):
-    """Requests of equal text, an abort, a new request in the place of the aborted one, and preemptions: 9 blocks of 32
-    tokens are too few for four requests."""
+    """Requests of equal text, prompts in chunks (64 tokens a step), an abort, a new request in the place of the
+    aborted one, and preemptions: 10 blocks of 32 tokens are too few for four requests."""
     cache = tmp_path / "outputs"
     options = {"suffix_decoding_cache_path": str(cache)} if method == "suffix" else {"prompt_lookup_max": 4}
     found = run(

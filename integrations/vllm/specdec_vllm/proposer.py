@@ -78,15 +78,10 @@ class Proposer:
         requests = self._rows.read(texts, [len(new) for new in sampled_token_ids], self._drafter)
         # The next step may verify as many tokens again as are drafted now, and is then near the limit.
         self._rows.may_miss_a_step = max(lengths, default=0) + 2 * self._number > self._max_model_len
-        limits = [min(self._number, self._max_model_len - 1 - length) for length in lengths]
-        drafting = [i for i, request in enumerate(requests) if request is not None and limits[i] > 0]
-        chains: list[list[int]] = [[] for _ in lengths]
-        if drafting:
-            asked = [request for i in drafting if (request := requests[i]) is not None]
-            found = self._drafter.propose_chains(asked, [limits[i] for i in drafting])
-            for row, chain in zip(drafting, found, strict=True):
-                chains[row] = chain
-        return chains
+        drafting = {row: request for row, request in enumerate(requests) if request is not None}
+        limits = [max(0, min(self._number, self._max_model_len - 1 - lengths[row])) for row in drafting]
+        chains = dict(zip(drafting, self._drafter.propose_chains([*drafting.values()], limits), strict=True))
+        return [chains.get(row, []) for row in range(len(lengths))]
 
 
 def _close(rows: Rows, drafter: TokenDrafter) -> None:

@@ -39,6 +39,7 @@ from specdec_core.engine.request_checks import (
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_report import Emitted, StepTimer
+from specdec_core.engine.verification import StepTrace
 from specdec_core.errors import DeviceError, SpecdecError
 from specdec_core.models.load import find_device
 from specdec_core.plugins import Plugins
@@ -64,6 +65,10 @@ class Engine:
     longest_step_s: an estimate of the longest step in seconds, which computes max_num_batched_tokens tokens of prompts:
         from the time of a short prompt when the engine was built. Attention to long contexts comes on top.
 
+    tracer: called in each step, between verification and output, with a `StepTrace`, and for nothing else. None: steps
+        are not traced. A trace has a distribution over the vocabulary for each draft token, so it is for looking at
+        single requests.
+
     plugins: provide proposers, verifiers, KV managers and operations.
     tokenizer: None: requests and outputs are token ids only.
     """
@@ -87,6 +92,7 @@ class Engine:
         self._runner, self._verification = parts.runner, parts.verification
         self._tokenizer, self._token_texts = tokenizer, parts.token_texts
         self._grammars = Grammars(plugins, tokenizer, self.target.info, self.target.eos_token_ids)
+        self.tracer: Callable[[StepTrace], None] | None = None
         self._step_finished = plugins.step_finished
         self._abandoned = finalize(self, self._speculation.abandon)
         self._sharing = parts.sharing
@@ -259,6 +265,11 @@ class Engine:
         timer.end_forward_pass()
         decision = self._verification.decide(schedule, draft, computed)
         timer.end_verification()
+        if self.tracer is not None:
+            probs = self._verification.target_probs(schedule, draft, computed)
+            own_drafts = self._speculation.own_drafts
+            self.tracer(StepTrace(schedule.request_ids, own_drafts, draft, decision.verdict, probs))
+            timer.leave_out()
         self.kv.compact(schedule.request_ids, schedule.num_known, decision.verdict)
         timer.end_other()
         self._speculation.observe(schedule, computed, draft, decision.verdict)

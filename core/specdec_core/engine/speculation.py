@@ -174,10 +174,15 @@ class Speculation:
             else:
                 drafter.observe(schedule, computed, draft, verdict)
 
+    @property
+    def own_drafts(self) -> Mapping[str, Draft | None]:
+        """{method: its own draft of this step, over all scheduled requests}. None: it has drafted nothing."""
+        return {} if self._is_idle else self._own_drafts
+
     def accepted_by(self, verdict: Verdict) -> Mapping[str, Sequence[int]]:
         """{method: of each request of the step, how many of the first accepted draft tokens the method has drafted}.
         The verdict is on the host."""
-        return {} if self._is_idle else accepted_by(self._own_drafts, verdict)
+        return accepted_by(self.own_drafts, verdict)
 
     def count(
         self, request_ids: Sequence[str], accepted_by: Mapping[str, Sequence[int]], accepted: Mapping[str, int]

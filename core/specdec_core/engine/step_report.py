@@ -71,6 +71,10 @@ class StepTimer:
         """Add the time since the previous phase ended to the time of the rest."""
         self.other_s += self._lap()
 
+    def leave_out(self) -> None:
+        """Add the time since the previous phase ended to none."""
+        self._lap()
+
     def report(self, schedule: Schedule, draft: Draft, verifier: str, emitted: Emitted) -> StepReport:
         self.end_other()
         num_draft_tokens = sum(draft.num_live_per_request)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.config.speculative import AUTO, SpeculativeConfig
@@ -38,6 +38,23 @@ class Decision:
 
     verifier: str
     verdict: Verdict
+
+
+@frozen(eq=False)
+class StepTrace:
+    """The drafts of a step and what became of them, for callers that look at single tokens (`Engine.tracer`).
+
+    request_ids: of the step, in the order of the drafts and the verdict.
+    own_drafts: {method: its own draft; None: it has drafted nothing}. Empty if no method was asked.
+    draft: what was verified, combined from these.
+    verdict: on the host.
+    """
+
+    request_ids: Sequence[str]
+    own_drafts: Mapping[str, Draft | None]
+    draft: Draft
+    verdict: Verdict
+    target_probs: torch.Tensor  # float [num_rows, vocab]   as `Verification.target_probs` returns them
 
 
 class Verification:
@@ -111,6 +128,15 @@ class Verification:
         processed = process_logits(logits, draft.host_layout.row_requests, params, constraints, self._ops)
         greedy = [index for index, each in enumerate(params) if each.is_greedy]
         return self.verify(name, processed, draft, noise, greedy)
+
+    def target_probs(self, schedule: Schedule, draft: Draft, computed: Computed) -> torch.Tensor:
+        """float [num_rows, vocab]   the target's distribution after each root and draft token, with all sampling
+        parameters applied, as `decide` uses it. At temperature 0, where `decide` uses the argmax only, it is that of
+        temperature 1 without truncation."""
+        given = [request.params for request in schedule.requests]
+        params = [evolve(p, temperature=1.0, min_p=0.0, top_k=0, top_p=1.0) if p.is_greedy else p for p in given]
+        rows, constraints = draft.host_layout.row_requests, ConstrainedRows.of(schedule.whole_requests, draft)
+        return process_logits(computed.logits, rows, params, constraints, self._ops).softmax(dim=-1)
 
     def choose(self, draft: Draft, params: Sequence[SamplingParams]) -> str:
         """The name of the verifier for a draft. Raises PluginError if the verifier that speculative_config names takes

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from specdec_core.cli.options import TRY, ModelCommand, ModelOptions, model_options
+from specdec_core.cli.options import TRY, ModelCommand, ModelOptions, model_options, read_prompts, sampling_options
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.errors import SpecdecError
 
@@ -19,20 +19,12 @@ if TYPE_CHECKING:
 @click.command(cls=ModelCommand)
 @click.argument("prompts", metavar="PROMPT...", nargs=-1, required=True)
 @model_options()
-@click.option("--max-tokens", type=int, default=128, show_default=True, help="Most tokens per completion.")
-@click.option("--temperature", type=float, default=0.0, show_default=True, help="0: always the likeliest token.")
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Sample among the likeliest of this mass.")
-@click.option("--top-k", type=int, default=0, show_default=True, help="Sample among this many tokens; 0: all.")
-@click.option("--seed", type=int, help="Another one gives other samples. Left out: drawn from the seed of --engine, 0.")
+@sampling_options(max_tokens=128)
 @click.option("--no-stream", is_flag=True, help="Print a single completion whole, too.")
 def command(
     prompts: tuple[str, ...],
     options: ModelOptions,
-    max_tokens: int,
-    temperature: float,
-    top_p: float,
-    top_k: int,
-    seed: int | None,
+    params: SamplingParams,
     no_stream: bool,
 ) -> None:
     """Complete prompts and print the text.
@@ -40,8 +32,7 @@ def command(
     A PROMPT "-" is read from standard input. One prompt is streamed; several run together and are printed when they are
     complete. Times go to standard error.
     """
-    params = SamplingParams(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed, max_tokens=max_tokens)
-    texts = _texts(prompts)
+    texts = read_prompts(prompts)
     if sys.stderr.isatty():
         click.echo("Loading.", err=True)
     llm = options.load()
@@ -57,21 +48,6 @@ def command(
         raise SpecdecError(
             f"prompt {', '.join(map(str, failed))} failed: the model's logits were not finite there. {TRY}"
         )
-
-
-def _texts(prompts: tuple[str, ...]) -> list[str]:
-    if prompts.count("-") > 1:
-        raise click.UsageError("standard input can be read once: give '-' once")
-    return [_read_stdin() if prompt == "-" else prompt for prompt in prompts]
-
-
-def _read_stdin() -> str:
-    if sys.stdin is None:
-        raise click.UsageError("'-' reads a prompt from standard input, but this process has no standard input")
-    try:
-        return sys.stdin.buffer.read().decode()
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"standard input is not UTF-8 text: byte {error.start}") from error
 
 
 def _stream(llm: LLM, prompt: str, params: SamplingParams) -> tuple[int, list[int]]:

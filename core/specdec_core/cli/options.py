@@ -1,8 +1,9 @@
-"""Options for the model and for speculation, from the command line and a config file. Several commands share them."""
+"""Options for the model, for speculation and for sampling, and prompts. Several commands share them."""
 
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -16,6 +17,7 @@ from attrs import frozen
 from specdec_core.config.fields import unknown_key
 from specdec_core.config.file import KEYS, OPTIONS, load_config_file
 from specdec_core.config.options import Option, options_of
+from specdec_core.config.sampling import SamplingParams
 from specdec_core.config.speculative import SpeculativeConfig
 from specdec_core.config.yaml_values import load_yaml
 from specdec_core.errors import SpecdecError
@@ -226,6 +228,45 @@ def model_options(
         return command
 
     return decorate
+
+
+def sampling_options(*, max_tokens: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds options for sampling to a command, which gets them as its argument `params`, a
+    `SamplingParams`. max_tokens: the default of --max-tokens."""
+    options: dict[str, dict[str, Any]] = {
+        "max_tokens": {"type": int, "default": max_tokens, "help": "Most tokens per completion."},
+        "temperature": {"type": float, "default": 0.0, "help": "0: always the likeliest token."},
+        "top_p": {"type": float, "default": 1.0, "help": "Sample among the likeliest of this mass."},
+        "top_k": {"type": int, "default": 0, "help": "Sample among this many tokens; 0: all."},
+        "seed": {"type": int, "help": "Another one gives other samples. Left out: drawn from the seed of --engine, 0."},
+    }
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        @wraps(function)
+        def command(**given: Any) -> None:
+            function(params=SamplingParams(**{name: given.pop(name) for name in options}), **given)
+
+        for name, settings in reversed(options.items()):
+            command = click.option(f"--{name.replace('_', '-')}", show_default=True, **settings)(command)
+        return command
+
+    return decorate
+
+
+def read_prompts(prompts: Sequence[str]) -> list[str]:
+    """The texts of prompts, of which "-" is read from standard input. Raises click.UsageError."""
+    if prompts.count("-") > 1:
+        raise click.UsageError("standard input can be read once: give '-' once")
+    return [_read_stdin() if prompt == "-" else prompt for prompt in prompts]
+
+
+def _read_stdin() -> str:
+    if sys.stdin is None:
+        raise click.UsageError("'-' reads a prompt from standard input, but this process has no standard input")
+    try:
+        return sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"standard input is not UTF-8 text: byte {error.start}") from error
 
 
 def mentioned_keys(message: str) -> set[str]:

@@ -12,7 +12,7 @@ To add a parameter, add its field here and change the following files of `specde
 - if it is about logprobs: `sampling/logprobs.py`, `engine/logprobs.py`, `engine/request.py`, `engine/runner.py`,
   `api/outputs.py`
 - if it is about drafts: `engine/draft_limits.py`, `engine/scheduler.py`, `engine/observer.py`
-- if only an engine can check it: `engine/request_checks.py`; for an option of `spec-decode generate`: `cli/generate.py`
+- if only an engine can check it: `engine/request_checks.py`; for an option of `spec-decode generate`: `cli/options.py`
 """
 
 from __future__ import annotations

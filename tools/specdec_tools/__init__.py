@@ -1,5 +1,5 @@
-"""The commands `spec-decode bench`, `demo` and `tune`, which compare speculative with plain decoding, and
-`new-proposer`, which writes the package of a new drafting method."""
+"""The commands `spec-decode bench`, `demo` and `tune`, which compare speculative with plain decoding, `explain`, which
+shows what happens in each step, and `new-proposer`, which writes the package of a new drafting method."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ if TYPE_CHECKING:
 
 @hookimpl
 def specdec_commands() -> Sequence[click.Command]:
-    from specdec_tools import bench, demo, new_proposer, tune
+    from specdec_tools import bench, demo, explain, new_proposer, tune
 
-    return [bench.command, demo.command, new_proposer.command, tune.command]
+    return [bench.command, demo.command, explain.command, new_proposer.command, tune.command]

@@ -185,6 +185,7 @@ def use_testing(weights: str) -> None:
 def use_tools(weights: str) -> None:
     assert "--method" in command("bench", "--help")
     assert "ngram" in command("demo", "--help")
+    command("explain", "--model", weights, "--max-tokens", "1", "--html", "found.html", "x")  # reads its template
 
 
 def use_train(weights: str) -> None:

@@ -100,6 +100,8 @@ class ObservationChecks:
         situations = specdec_situations
         if not situations.plan.observes:
             pytest.skip("it does not observe (Plan.observes)")
+        if situations.plan.top_tokens:
+            pytest.skip("a late observation has no top tokens (Plan.top_tokens)")
         if self.learns:
             pytest.skip("its drafts depend on what became of earlier ones, and there are fewer of these here")
         skip_unless_independent(situations)

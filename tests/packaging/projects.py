@@ -23,9 +23,9 @@ def files() -> list[str]:
 FOLDERS = {
     tomllib.loads((ROOT / name).read_text())["project"]["name"]: (ROOT / name).parent
     for name in files()
-    if name.endswith("/pyproject.toml")
+    if name.endswith("/pyproject.toml") and not name.startswith("examples/")
 }
-"""{name of a distribution: its folder}, without the root."""
+"""{name of a distribution: its folder}, without the root and without the examples, which stand for other authors'."""
 
 
 def pyproject(folder: Path) -> dict[str, Any]:

@@ -73,7 +73,7 @@ def test_documents_install_from_the_clone():
     assert len(commands) > 5
     for command in commands:
         assert "specdec" not in command or "--no-index" in command, command
-        for path in re.findall(r"(?<!\S)'?\./([\w/]+)", command):
+        for path in re.findall(r"(?<!\S)'?\./([\w/-]+)", command):
             assert (ROOT / path / "pyproject.toml").exists(), command
         if "./" in command:
             assert "./core" in command, command

@@ -185,6 +185,12 @@ def test_docstrings_list_the_readers_of_sampling_parameters_and_of_families():
             assert f"`{path.stem}`" in listing.__doc__ or f"{path.parent.name}/{path.name}`" in listing.__doc__, path
 
 
+def test_examples_import_only_public_names():
+    modules = {path.stem: path.read_text() for path in ROOT.glob("examples/plugins/*/*.py") if "test_" not in path.name}
+    assert modules
+    assert faults_outside(modules) == []
+
+
 @pytest.mark.parametrize("package", OUTSIDE, ids=lambda path: path.name)
 def test_packages_import_only_public_names(package):
     assert faults_outside(sources(package)) == []

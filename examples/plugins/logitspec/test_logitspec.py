@@ -1,0 +1,5 @@
+from specdec_testing import ProposerConformance
+
+
+class TestLogitSpec(ProposerConformance):
+    method = "logitspec"

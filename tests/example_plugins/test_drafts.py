@@ -1,15 +1,9 @@
-"""The plugins in examples/plugins: each is installed, found, keeps the kit's rules, and drafts as its paper describes.
-
-Token Recycling and LogitSpec are compared with references that know the target from transformers only.
-"""
+"""Token Recycling and LogitSpec draft as their papers describe: references know the target from transformers only."""
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
-import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,104 +11,9 @@ from typing import Any, NamedTuple
 import attrs
 import pytest
 import torch
+from packages import GREEDY, generate, make_llm
 
-from specdec_core import DEAD, LLM, Draft, DraftTree, Plugins, SamplingParams
-from specdec_testing import ProposerConformance, tiny_target
-
-EXAMPLES = sorted(path.parent for path in Path(__file__).parents[1].glob("examples/plugins/*/pyproject.toml"))
-PHRASES = {"phrase_cache_phrases": [[i % 48, i // 48, 7] for i in range(48 * 48)]}
-METHODS: dict[str, dict[str, Any]] = {"logitspec": {}, "phrase_cache": PHRASES, "token_recycling": {}}
-PROMPTS = [[3, 4, 3, 4, 5, 5, 5, i] for i in range(3)]
-GREEDY = SamplingParams(temperature=0, max_tokens=24)
-SEEDED = SamplingParams(temperature=0.8, max_tokens=12, seed=3)
-
-
-def module_of(example: Path) -> str:
-    return example.name.replace("-", "_")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Install the examples in a folder of their own, which this process finds plugins in until the fixture ends."""
-    folder = tmp_path_factory.mktemp("site")
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps",
-           "--no-build-isolation", "--no-compile", "--target", str(folder)]  # fmt: skip
-    copies = tmp_path_factory.mktemp("sources")  # setuptools leaves files beside what it builds
-    for example in EXAMPLES:
-        copy = copies / example.name
-        copy.mkdir()
-        for path in example.iterdir():
-            if path.is_file():
-                (copy / path.name).write_bytes(path.read_bytes())
-    done = subprocess.run([*pip, *map(str, sorted(copies.iterdir()))], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    sys.path.insert(0, str(folder))
-    yield folder
-    sys.path.remove(str(folder))
-    for example in EXAMPLES:
-        sys.modules.pop(module_of(example), None)
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_target(tmp_path_factory.mktemp("target"))
-
-
-def make_llm(target: Path, config: dict[str, Any] | None = None) -> LLM:
-    fixed = config and {"adaptive_draft_length": False, **config}
-    return LLM(target, dtype="float32", num_kv_blocks=200, speculative_config=fixed, skip_tokenizer_init=True)
-
-
-def generate(llm: LLM, params: SamplingParams) -> list[Any]:
-    return llm.generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params, use_tqdm=False)
-
-
-# Each example's own test file has the kit's class: they are run from here, too.
-for example in EXAMPLES:
-    name = f"test_{module_of(example)}"
-    spec = importlib.util.spec_from_file_location(name, example / f"{name}.py")
-    tests = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tests)
-    kits = [each for each in vars(tests).values() if isinstance(each, type) and each is not ProposerConformance]
-    globals().update({kit.__name__: kit for kit in kits})
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_its_entry_point_is_found(method: str, installed: Path) -> None:
-    (found,) = (plugin for plugin in Plugins.load().listing() if plugin.name == method)
-    assert (found.status, found.distribution) == ("ok", f"specdec-proposer-{method.replace('_', '-')}")
-    assert found.provides == (f"proposer {method}",)
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_its_own_test_has_three_lines(example: Path) -> None:
-    lines = (example / f"test_{module_of(example)}.py").read_text().splitlines()
-    assert len([*filter(None, lines)]) == 3
-
-
-def test_the_phrase_cache_is_as_short_as_the_documents_promise() -> None:
-    (folder,) = (example for example in EXAMPLES if example.name == "phrase-cache")
-    assert len((folder / "phrase_cache.py").read_text().splitlines()) <= 40
-    assert len((folder / "pyproject.toml").read_text().splitlines()) <= 15
-
-
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
-def test_its_readme_works(example: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```python\n(.*?)^```$", (example / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, str(example / "README.md"), "exec"), {})
-
-
-@pytest.mark.parametrize("params", [GREEDY, SEEDED], ids=["greedy", "seeded"])
-@pytest.mark.parametrize("method", METHODS)
-def test_output_is_that_of_plain_decoding(method: str, params: SamplingParams, target: Path) -> None:
-    plain = generate(make_llm(target), params)
-    found = generate(make_llm(target, {"method": method, **METHODS[method]}), params)
-    assert [each.outputs[0].token_ids for each in found] == [each.outputs[0].token_ids for each in plain]
-    assert all(each.lossless for each in found)
-    assert sum(each.speculation.num_draft_tokens for each in found) > 0
+from specdec_core import DEAD, Draft, DraftTree
 
 
 class Asked(NamedTuple):

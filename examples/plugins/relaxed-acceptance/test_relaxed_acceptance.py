@@ -1,0 +1,5 @@
+from specdec_testing import VerifierConformance
+
+
+class TestRelaxedAcceptance(VerifierConformance):
+    verifier = "relaxed_acceptance"

@@ -302,6 +302,20 @@ def device_waits(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def example_plugins(record: dict[str, Any]) -> str:
+    """Tokens per forward pass of each way to draft, and its acceptance length, for each set of prompts."""
+    found = {(row["way"], row["prompts"], row["kind"]): row for row in record["rows"]}
+    cells = list(dict.fromkeys((row["prompts"], row["kind"]) for row in record["rows"]))
+    sets = " and ".join(f"{number} prompts, {name}" for name, number in record["num_prompts"].items())
+    lines = [f"{sets}, at most {record['max_tokens']} tokens each: `{record['command']}`.", ""]
+    lines += [f"| drafts | {' | '.join(', '.join(cell) for cell in cells)} |", "|---|" + "---|" * len(cells)]
+    for way in record["settings"]:
+        rows = [found[way, *cell] for cell in cells]
+        shown = [f"{row['tokens_per_forward_pass']:.2f} ({row['acceptance_length']:.2f})" for row in rows]
+        lines.append(f"| {way} | {' | '.join(shown)} |")
+    return "\n".join(lines)
+
+
 END = "<!-- measured: end -->"
 TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("README.md", "default_settings, headline", budget_tables.headline),
@@ -326,6 +340,7 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/benchmarks.md", "calibration", budget_tables.calibration),
     ("docs/benchmarks.md", "off_cost", budget_tables.off_cost),
     ("docs/benchmarks.md", "tuned", budget_tables.tuned),
+    ("docs/benchmarks.md", "example_plugins", example_plugins),
 ]
 """(document, text of the `measured` comment, function that writes the table). The text begins with the name of the
 results file."""

@@ -96,9 +96,14 @@ def check_token_recycling(target: Path, likely: Any, patch: pytest.MonkeyPatch, 
     config = {"method": "token_recycling", "num_speculative_tokens": len(SHAPE), "token_recycling_top_k": 3}
     matrix: dict[int, list[int]] = {}
     drafted: dict[str, DraftTree] = {}
+    seen: set[str] = set()
     num_nodes = 0
     for call in recorded("token_recycling", target, config, patch, fault):
         if isinstance(call, dict):
+            for name in call.keys() - seen:
+                prompt = call[name]
+                matrix |= {prompt[end - 1]: likely(prompt[:end]) for end in range(1, len(prompt))}
+            seen |= call.keys()
             for name, token_ids in call.items():
                 for text in texts(token_ids, drafted.pop(name, DraftTree([], []))):
                     matrix[text[-1]] = likely(text)

@@ -8,7 +8,10 @@ from heapq import heappop, heappush
 import numpy as np
 from attrs import frozen
 
-from specdec_core import DEAD, Draft, Plan, Proposer, ProposerSpec, hookimpl, option, whole_number
+from specdec_core import DEAD, Draft, Plan, Proposer, ProposerSpec, flag, hookimpl, option, whole_number
+
+MOST_ROWS = 256
+"""Prompt tokens for which logits are computed together: each takes as many floats as the vocabulary has tokens."""
 
 NOTHING = -1
 """Stands for a token that is not known yet."""
@@ -20,6 +23,9 @@ class TokenRecyclingConfig:
 
     token_recycling_top_k: int = option(
         whole_number(1, 64), "How many of the target's likeliest next tokens to keep for each token.", default=8
+    )
+    token_recycling_prompts: bool = option(
+        flag, "Store them for the tokens of prompts, too, for which the LM head is computed once more.", default=True
     )
 
 
@@ -44,7 +50,7 @@ class TokenRecycling(Proposer):
 
     def __init__(self, config, context):
         paths = [(), *static_tree(context.num_speculative_tokens, config.token_recycling_top_k)]
-        self.device, self.num_places = context.device, len(paths)
+        self.device, self.num_places, self.output_head = context.device, len(paths), context.output_head
         # int64 [vocab + 1, top_k]: for each token, those that were likeliest after it. The last row is NOTHING's own.
         self.likely_after = np.full((context.target.vocab_size + 1, config.token_recycling_top_k), NOTHING)
         self.parents = np.array([paths.index(path[:-1]) for path in paths])  # of each place of the tree; 0: the root
@@ -53,11 +59,26 @@ class TokenRecycling(Proposer):
         self.levels = [np.flatnonzero(depths == depth) for depth in range(1, depths.max() + 1)]
 
     def observe(self, observation):
+        if "final" in observation.features:
+            self.read_prompts(observation)
         top = observation.top_tokens
         if top is not None:  # None: drafting was turned off for these requests
             is_live = top.parents != DEAD
             # Of a token that occurs several times, the last occurrence counts.
             self.likely_after[top.token_ids[is_live].cpu().numpy()] = top.ids[is_live].cpu().numpy()
+
+    def read_prompts(self, observation):
+        from specdec_core import upload  # it imports torch
+
+        rows = []  # of prompt tokens, but for the last one of a prompt, which has top tokens
+        columns = (observation.requests, observation.starts, observation.offsets, observation.host_num_valid)
+        for request, start, first, num_valid in zip(*columns, strict=False):
+            rows += range(first, first + min(num_valid, request.num_prompt_tokens - 1 - start))
+        for begin in range(0, len(rows), MOST_ROWS):
+            some = upload(np.array(rows[begin : begin + MOST_ROWS]), self.device)
+            logits = self.output_head(observation.features["final"][some])
+            likely = logits.topk(self.likely_after.shape[1]).indices
+            self.likely_after[observation.token_ids[some].cpu().numpy()] = likely.cpu().numpy()
 
     def propose(self, batch):
         token_ids = np.full((len(batch.requests), self.num_places), NOTHING)
@@ -69,7 +90,7 @@ class TokenRecycling(Proposer):
         numbers = is_node.cumsum(axis=1)  # of the nodes, from 1; the root has number 0
         is_node &= numbers <= np.array(batch.max_draft_tokens)[:, None]
         parents = (numbers[:, self.parents] - 1).astype(np.int32)
-        depth = min(len(self.levels), max(batch.max_draft_tokens))
+        depth = min(len(self.levels), max(batch.max_draft_tokens, default=0))
         counts = is_node.sum(axis=1).tolist()
         return Draft.from_arrays(token_ids[is_node], parents[is_node], counts, depth, device=self.device)
 
@@ -78,7 +99,8 @@ class TokenRecycling(Proposer):
 
 
 def plan(config, target, num_speculative_tokens):
-    return Plan(top_tokens=config.token_recycling_top_k)
+    taps = ("final",) if config.token_recycling_prompts else ()
+    return Plan(taps=taps, top_tokens=config.token_recycling_top_k)
 
 
 @hookimpl

@@ -9,7 +9,7 @@ from specdec_core import LLM, SamplingParams
 
 EXAMPLES = sorted(path.parent for path in Path(__file__).parents[2].glob("examples/plugins/*/pyproject.toml"))
 RELAXED = "relaxed_acceptance"
-PROMPTS = [[3, 4, 3, 4, 5, 5, 5, i] for i in range(3)]
+PROMPTS = [[3, 4, 3, 4, 5, 5, 40 + i, i] for i in range(3)]
 GREEDY = SamplingParams(temperature=0, max_tokens=24)
 SEEDED = SamplingParams(temperature=0.8, max_tokens=12, seed=3)
 

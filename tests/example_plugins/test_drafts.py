@@ -29,9 +29,12 @@ Call = list[Asked] | dict[str, list[int]]
 """A call of `propose`, or one of `observe`: {request id: its tokens before the forward pass, the last one its root}."""
 
 
-def recorded(module: str, target: Path, config: dict[str, Any], patch: pytest.MonkeyPatch, fault: Any) -> list[Call]:
-    """Run all prompts greedily in one batch, and return the proposer's calls in order. fault: what to break first."""
-    plugin, calls = importlib.import_module(module), []
+def recorded(
+    module: str, target: Path, config: dict[str, Any], patch: pytest.MonkeyPatch, fault: Any
+) -> tuple[list[Call], Any]:
+    """Run all prompts greedily in one batch, and return the proposer's calls in order, and the proposer. fault: what to
+    break first."""
+    plugin, calls, proposers = importlib.import_module(module), [], []
     proposer = next(each for each in vars(plugin).values() if hasattr(each, "observe") and each.__module__ == module)
     if fault is not None:
         fault(proposer, patch)
@@ -45,13 +48,14 @@ def recorded(module: str, target: Path, config: dict[str, Any], patch: pytest.Mo
 
     def recording_observe(self: Any, observation: Any) -> None:
         assert observation.top_tokens is not None
+        proposers.append(self)
         calls.append({request.id: request.token_ids.tolist() for request in observation.requests})
         observe(self, observation)
 
     patch.setattr(proposer, "propose", recording_propose)
     patch.setattr(proposer, "observe", recording_observe)
     generate(make_llm(target, config), GREEDY)
-    return calls
+    return calls, proposers[0]
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +102,8 @@ def check_token_recycling(target: Path, likely: Any, patch: pytest.MonkeyPatch, 
     drafted: dict[str, DraftTree] = {}
     seen: set[str] = set()
     num_nodes = 0
-    for call in recorded("token_recycling", target, config, patch, fault):
+    calls, proposer = recorded("token_recycling", target, config, patch, fault)
+    for call in calls:
         if isinstance(call, dict):
             for name in call.keys() - seen:
                 prompt = call[name]
@@ -112,6 +117,10 @@ def check_token_recycling(target: Path, likely: Any, patch: pytest.MonkeyPatch, 
             assert asked.tree == recycled(asked.token_ids[-1], matrix, asked.most)
             drafted[asked.id] = asked.tree
             num_nodes += len(asked.tree.token_ids)
+    known = (proposer.likely_after >= 0).all(axis=1).nonzero()[0].tolist()
+    assert {token_id: proposer.likely_after[token_id].tolist() for token_id in known} == {
+        token_id: likeliest[:3] for token_id, likeliest in matrix.items()
+    }
     return num_nodes
 
 
@@ -139,7 +148,8 @@ def guessed(token_ids: list[int], likeliest: list[int], most: int) -> DraftTree:
 def check_logitspec(target: Path, likely: Any, patch: pytest.MonkeyPatch, fault: Any = None) -> int:
     config = {"method": "logitspec", "num_speculative_tokens": 16, "logitspec_top_k": 11}
     num_nodes = 0
-    for call in recorded("logitspec", target, config, patch, fault):
+    calls, _ = recorded("logitspec", target, config, patch, fault)
+    for call in calls:
         for asked in call if isinstance(call, list) else ():
             assert asked.tree == guessed(asked.token_ids, likely(asked.token_ids[:-1])[:11], asked.most)
             num_nodes += len(asked.tree.token_ids)
@@ -177,7 +187,8 @@ def parents_off_by_one(proposer: Any, patch: pytest.MonkeyPatch) -> None:
 
     def changed(self: Any, batch: Any) -> Draft:
         draft = propose(self, batch)
-        return attrs.evolve(draft, parents=(draft.parents - 1).clamp(min=-1), is_chain=False)
+        depth = max(draft.num_nodes_per_request)  # a bound
+        return attrs.evolve(draft, parents=(draft.parents - 1).clamp(min=-1), max_depth=depth)
 
     patch.setattr(proposer, "propose", changed)
 

@@ -166,6 +166,17 @@ def test_drafts_are_those_of_a_reference(
     assert check(target, likely, monkeypatch) > 50
 
 
+def test_guesses_come_from_the_end_of_the_accepted_path() -> None:
+    """Below the root, token 5, there are two branches, 1 3 and 2 3. The first was accepted, and gave token 4."""
+    plugin = importlib.import_module("logitspec")
+    rows = [(2, 5, -1, [1, 2]), (3, 1, 0, [3, 6]), (3, 2, 0, [7, 8]), (4, 3, 1, [4, 9]), (4, 3, 2, [8, 7])]
+    computed = [plugin.Computed(*row) for row in rows]
+    assert plugin.guesses(computed, [0, 0, 5, 1, 3, 4]) == [4, 9]
+    assert plugin.guesses(computed, [0, 0, 5, 2, 3, 8]) == [8, 7]
+    assert plugin.guesses(computed, [0, 0, 5, 2, 7]) == [7, 8]
+    assert plugin.guesses(computed, [0, 0, 5, 1, 3, 4, 4]) == []  # computed without top tokens since
+
+
 def rejected_nodes_only(proposer: Any, patch: pytest.MonkeyPatch) -> None:
     observe = proposer.observe
 

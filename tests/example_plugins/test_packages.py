@@ -12,7 +12,7 @@ from packages import EXAMPLES, GREEDY, RELAXED, SEEDED, generate, make_llm, modu
 
 from specdec_core import Plugins, SamplingParams
 
-PHRASES = {"phrase_cache_phrases": [[i % 48, i // 48, 7] for i in range(48 * 48)]}
+PHRASES = {"phrase_cache_phrases": [[i % 48, i // 48, *range(9)] for i in range(2304)]}
 METHODS: dict[str, dict[str, Any]] = {"logitspec": {}, "phrase_cache": PHRASES, "token_recycling": {}}
 
 # Each example's own test file has the kit's class: they are run from here, too.

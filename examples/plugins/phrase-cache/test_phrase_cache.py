@@ -2,4 +2,4 @@ from specdec_testing import ProposerConformance
 
 
 class TestPhraseCache(ProposerConformance):
-    method, options = "phrase_cache", {"phrase_cache_phrases": [[i % 48, i // 48, 7] for i in range(48 * 48)]}
+    method, options = "phrase_cache", {"phrase_cache_phrases": [[i % 48, i // 48, *range(9)] for i in range(2304)]}

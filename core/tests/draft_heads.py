@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,31 @@ def write_checkpoint(
         save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / file)  # shared memory is refused
     else:
         torch.save(tensors, folder / file)
+    return folder
+
+
+def write_header(
+    folder: Path,
+    config: Mapping[str, Any],
+    shapes: Mapping[str, Sequence[int]],
+    file: str = SAFETENSORS,
+    dtypes: Mapping[str, tuple[str, int]] | None = None,
+) -> Path:
+    """Write config.json and a safetensors file of zeros that takes no room on the disk, and return the folder.
+
+    dtypes: by the name of a tensor, its dtype in safetensors' words and the bytes of a number; others are float16.
+    """
+    header, end = {}, 0
+    for name, shape in shapes.items():
+        dtype, size = (dtypes or {}).get(name, ("F16", 2))
+        begin, end = end, end + size * prod(shape)
+        header[name] = {"dtype": dtype, "shape": [*shape], "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    with (folder / file).open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        stream.truncate(8 + len(text) + end)  # the rest of the file is a hole
     return folder
 
 

@@ -1,9 +1,11 @@
 """Measures a published draft beside its published target: acceptance length, greedy and at temperature 1.
 
-    python benchmarks/published.py meta-llama/Llama-3.1-8B-Instruct yuhuili/EAGLE3-LLaMA3.1-Instruct-8B --chat \
-        --prompts HumanEval.jsonl                               # writes benchmarks/results/published.json
+    python benchmarks/published.py meta-llama/Llama-3.1-8B-Instruct yuhuili/EAGLE3-LLaMA3.1-Instruct-8B
+    python benchmarks/published.py TARGET DRAFT --chat --prompts HumanEval.jsonl    # comparable with papers
     python benchmarks/published.py lmsys/vicuna-13b-v1.3 FasterDecoding/medusa-vicuna-13b-v1.3 --method medusa
     python benchmarks/published.py zai-org/GLM-4.5 --method mtp --engine '{"tensor_parallel_size": 4}'
+
+It writes benchmarks/results/published.json.
 
 Both are names on the model hub or folders. docs/checkpoints.md lists pairs. The prompts are held-out code
 (heldout.py), or those of a file with the key `prompt`, such as HumanEval's. Drafts have a fixed number of tokens in

@@ -46,7 +46,7 @@ class AsyncLLM:
     """
 
     def __init__(self, model: str | Path, **keywords: Any) -> None:
-        self._session = Session(model, **keywords)
+        self._session = _in_a_thread(partial(Session, model, **keywords))
         self.engine = self._session.engine
         self._lock = Lock()  # of the three below
         self._commands: deque[Callable[[], None]] = deque()
@@ -336,3 +336,24 @@ class AsyncLLM:
             self._session.close()
         except BaseException as error:
             errors.append(error)
+
+
+def _in_a_thread(build: Callable[[], Session]) -> Session:
+    """Call `build` in a thread that ends with it, and return or raise what it does.
+
+    OpenMP keeps a team of threads for each thread that computes. If there are more of them than cores, they no longer
+    wait actively, and the steps of small models take twice as long. So only the engine's thread may have a team.
+    """
+    found: Future[Session] = Future()
+
+    def run() -> None:
+        try:
+            found.set_result(build())
+        except BaseException as error:
+            found.set_exception(error)
+
+    thread = Thread(target=run, name="specdec-load", daemon=True)  # Ctrl-C does not wait for it
+    thread.start()
+    result = found.result()
+    thread.join()  # its team has ended, too
+    return result

@@ -88,7 +88,7 @@ def test_other_values_are_refused_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("keywords", "message"),
     [
-        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2, .* in each process.* or give 1"),
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size=2, .* in each process.* specdec-vllm .* or give 1"),
         ({"distributed_executor_backend": "ray"}, "distributed_executor_backend='ray', .* give 'mp'"),
         ({"enable_prefix_caching": True}, "enable_prefix_caching=True, .* choose one as kv_manager"),
         ({"enable_prefix_caching": False, "kv_manager": "prefix"}, "beside kv_manager='prefix'.* the one or the other"),

@@ -34,12 +34,15 @@ def _all(reason: str, **neutral: Any) -> dict[str, Foreign]:
 
 
 EITHER = (False, True)
+IN_VLLM = "vLLM itself does that, and specdec-vllm runs drafting methods in it"
 
 ENGINE: Mapping[str, Foreign] = {
-    **_all("all layers are in each process, where tensor_parallel_size splits them", pipeline_parallel_size=1),
+    **_all(
+        f"all layers are in each process, where tensor_parallel_size splits them; {IN_VLLM}", pipeline_parallel_size=1
+    ),
     **_all("each rank of tensor_parallel_size is a process of this machine", distributed_executor_backend="mp"),
     **_all(
-        "there is one engine, on this machine",
+        f"there is one engine, on this machine; {IN_VLLM}",
         data_parallel_size=1,
         data_parallel_rank=0,
         data_parallel_size_local=1,

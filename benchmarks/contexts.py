@@ -22,19 +22,19 @@ from specdec_core import LLM, SamplingParams
 
 LENGTHS = (64, 128, 256, 512, 1024, 1536)
 METHODS = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mlp_speculator", "medusa", "mtp")
-NUM_DRAFT_TOKENS, NUM_FUNCTIONS, NUM_OUTPUT_TOKENS = 3, 32, 48
+NUM_DRAFT_TOKENS, NUM_FUNCTIONS, NUM_OUTPUT_TOKENS, MOST_OF_FILE = 3, 32, 48, 4
 CHAIN = {"eagle": {"eagle_topk": 1}, "eagle3": {"eagle_topk": 1}}
 
 
 def contexts(llm: LLM) -> Iterator[list[int]]:
-    """The LENGTHS[-1] tokens before the bodies of held-out functions, one of each file that is long enough."""
+    """The LENGTHS[-1] tokens before the bodies of held-out functions, at most MOST_OF_FILE of a file."""
     library = Path(sysconfig.get_path("stdlib"))
     for name in tomllib.loads(heldout.MANIFEST.read_text(encoding="utf-8"))["heldout"]["stdlib"]:
         for path in sorted((library / name).glob("*.py")) or [library / name]:
             lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
             ends = sorted(end for _, end in heldout.places("".join(lines)))
             token_ids = (llm.get_tokenizer().encode("".join(lines[: end - 1])) for end in ends)
-            yield from islice((ids[-LENGTHS[-1] :] for ids in token_ids if len(ids) >= LENGTHS[-1]), 1)
+            yield from islice((ids[-LENGTHS[-1] :] for ids in token_ids if len(ids) >= LENGTHS[-1]), MOST_OF_FILE)
 
 
 def measure(llm: LLM, given: list[list[int]]) -> list[dict[str, Any]]:

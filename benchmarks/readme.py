@@ -316,6 +316,21 @@ def example_plugins(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def contexts(record: dict[str, Any]) -> str:
+    """The acceptance length of each method, by the number of tokens before the first output token."""
+    found = {(row["method"], row["num_context_tokens"]): row["acceptance_length"] for row in record["rows"]}
+    methods, lengths = (list(dict.fromkeys(key[i] for key in found)) for i in (0, 1))
+    what = f"{record['num_functions']} functions, {record['num_output_tokens']} tokens each"
+    lines = [
+        f"{what}, at most {record['num_draft_tokens']} draft tokens in a step: `{record['command']}`.",
+        "",
+        f"| acceptance length, greedy | {' | '.join(f'{length:,}' for length in lengths)} tokens |",
+        "|---|" + "---|" * len(lengths),
+    ]
+    rows = {method: " | ".join(f"{found[method, length]:.2f}" for length in lengths) for method in methods}
+    return "\n".join([*lines, *(f"| `{method}` | {row} |" for method, row in rows.items())])
+
+
 END = "<!-- measured: end -->"
 TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("README.md", "default_settings, headline", budget_tables.headline),
@@ -341,6 +356,7 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/benchmarks.md", "off_cost", budget_tables.off_cost),
     ("docs/benchmarks.md", "tuned", budget_tables.tuned),
     ("docs/benchmarks.md", "example_plugins", example_plugins),
+    ("docs/benchmarks.md", "contexts", contexts),
 ]
 """(document, text of the `measured` comment, function that writes the table). The text begins with the name of the
 results file."""

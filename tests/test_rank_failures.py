@@ -124,6 +124,7 @@ def test_an_interrupt_waits_until_the_ranks_are_in_step(started, monkeypatch):
     llm = make_llm()
     expected = [output.outputs[0].token_ids for output in llm.generate(PROMPTS, SHORT, use_tqdm=False)]
     total, calls = Part.sum, iter([False] * 5 + [True])
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupted(part: Part, partial: Any) -> Any:
         if next(calls, False):
@@ -134,6 +135,7 @@ def test_an_interrupt_waits_until_the_ranks_are_in_step(started, monkeypatch):
         patch.setattr(Part, "sum", interrupted)
         with pytest.raises(KeyboardInterrupt):
             llm.generate(PROMPTS, SHORT, use_tqdm=False)
+    signal.signal(signal.SIGINT, before)
     assert llm.is_healthy
     assert [output.outputs[0].token_ids for output in llm.generate(PROMPTS, SHORT, use_tqdm=False)] == expected
     llm.close()
@@ -184,8 +186,9 @@ def test_an_engine_that_cannot_be_built_leaves_no_process(started):
 
 
 SCRIPT = """
-import os, sys, tempfile
+import os, signal, sys, tempfile
 from pathlib import Path
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background processes without it
 from specdec_core import LLM, SamplingParams, SpecdecError
 from specdec_core.ranks import sharing
 from specdec_core.ranks.driver import Ranks

@@ -109,7 +109,10 @@ def serving(*arguments: str, before: str = "") -> Iterator[tuple[subprocess.Pope
     before: Python code that the process runs first.
     """
     line = ["serve", "tiny", "--port", "0", "--dtype", "float32", *arguments]
-    code = f"{before}\nfrom specdec_core.cli import main\nmain({line!r})"
+    interruptible = (
+        "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"  # not so in the background
+    )
+    code = f"{interruptible}\n{before}\nfrom specdec_core.cli import main\nmain({line!r})"
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) as process:
         try:
             url = read_until(process, "Serving tiny at ").split()[3].removesuffix("/v1.")

@@ -6,7 +6,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent))  # helpers beside the tests
 
-from tiny_models import model_of
+from transformers_models import model_of
 
 
 @pytest.fixture(scope="session")

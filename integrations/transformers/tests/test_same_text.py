@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
-from tiny_models import FAMILIES, generated, model_of, partly_wrong
 from transformers import LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
+from transformers_models import FAMILIES, generated, model_of, partly_wrong
 
 from specdec_transformers import speculative
 

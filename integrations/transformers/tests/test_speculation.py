@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 from attrs import frozen
-from tiny_models import LATENT, generated, model_of
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -17,6 +16,7 @@ from transformers import (
     TextStreamer,
 )
 from transformers.utils import logging
+from transformers_models import LATENT, generated, model_of
 
 from specdec_core import ConfigError, Draft, Plan, PluginError, Plugins, Proposer, ProposerSpec, resolve_model
 from specdec_transformers import speculative

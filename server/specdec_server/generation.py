@@ -156,7 +156,7 @@ class Answer(ABC):
                     given,
                     self.params,
                     stream=self.is_streamed,
-                    stream_interval_s=service.settings.stream_interval_s,
+                    stream_interval_s=service.settings.stream_interval_s if self.is_streamed else 0.0,
                 )
                 async with aclosing(running) as outputs:
                     async for output in outputs:

@@ -23,11 +23,12 @@ from specdec_core.api.outputs import StreamOutput
 from specdec_core.api.prompts import Messages, Prompt, Prompts, TokenizedPrompt
 from specdec_core.api.session import Session
 from specdec_core.api.streams import Stream, send
+from specdec_core.config.fields import shown
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.config.speculative import SpeculativeConfig
 from specdec_core.config.structured_outputs import StructuredOutputs
 from specdec_core.engine.metrics import Metric
-from specdec_core.errors import SpecdecError
+from specdec_core.errors import ConfigError, SpecdecError
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 
@@ -104,8 +105,14 @@ class AsyncLLM:
         stream: False: yield each completion once, when it is complete, which takes less time.
         stream_interval_s: after an output, the fewest seconds until the next one of the same completion. It then has
             all tokens since, so that fast models do not spend their time on outputs of one token. The last one comes
-            at once. 0: yield tokens after each step.
+            at once. 0: yield tokens after each step. Raises ConfigError if it is negative, not finite, or given
+            together with stream=False.
         """
+        if not 0 <= stream_interval_s < inf or (stream_interval_s and not stream):
+            beside = "" if stream else " beside stream=False"
+            raise ConfigError(
+                f"stream_interval_s={shown(stream_interval_s)}{beside} must be a number of seconds from 0 on, for streams"
+            )
         interval_s = stream_interval_s if stream else inf
         return self._generate(lambda: self._session.prompts.read(prompts), sampling_params, interval_s)
 

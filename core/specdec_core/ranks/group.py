@@ -43,7 +43,8 @@ def join(file: str, rank: int, size: int, device: torch.device) -> Part:
     """
     store = distributed.FileStore(file, size)
     store.set_timeout(FINDS_WITHIN)
-    group = _between_gpus(store, rank, size) if device.type == "cuda" else _over_loopback(store, rank, size)
+    is_on_gpu = device.type == "cuda"
+    group = _between_gpus(store, rank, size) if is_on_gpu else _over_loopback(store, rank, size)
 
     def gather(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
         mine = tensor.contiguous()
@@ -51,7 +52,11 @@ def join(file: str, rank: int, size: int, device: torch.device) -> Part:
         # As bytes: which dtypes can be exchanged depends on the backend.
         as_bytes = [each.view(-1).view(torch.uint8) for each in found]
         try:
-            _wait(group.allgather([as_bytes], [mine.view(-1).view(torch.uint8)]))
+            work = group.allgather([as_bytes], [mine.view(-1).view(torch.uint8)])
+            if is_on_gpu:
+                work.wait()  # the stream waits, not the host. With a time limit, NCCL would stop the host, and give up
+            else:
+                _wait(work)
         except RuntimeError as error:
             raise LostRankError(str(error)) from error
         return found
@@ -60,7 +65,7 @@ def join(file: str, rank: int, size: int, device: torch.device) -> Part:
 
 
 def _wait(work: Any) -> None:
-    """Wait for an exchange, and meanwhile let Python handle signals (Ctrl-C) now and then."""
+    """Wait for an exchange on the host, and let Python handle signals (Ctrl-C) now and then."""
     while True:
         try:
             work.wait(SIGNALS_AFTER)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from itertools import chain
+from math import inf, nan
+from typing import Any
 
 import pytest
 from running_async import ENDLESS, GREEDY, PROMPTS, SETTINGS, with_llm
@@ -11,9 +14,11 @@ from running_async import ENDLESS, GREEDY, PROMPTS, SETTINGS, with_llm
 from specdec_core import (
     LLM,
     AsyncLLM,
+    ConfigError,
     SamplingParams,
     StreamOutput,
 )
+from specdec_core.api import async_llm
 
 
 def test_the_last_output_has_the_requests_figures() -> None:
@@ -92,3 +97,33 @@ def test_outputs_of_an_interval_come_together() -> None:
             assert found[-1].speculation == rest[-1].speculation
 
     with_llm(scenario, speculative_config=None)
+
+
+@pytest.mark.parametrize(
+    "given", [*({"stream_interval_s": each} for each in (-1, nan, inf)), {"stream_interval_s": 1, "stream": False}]
+)
+def test_an_interval_that_means_nothing_is_refused(given: dict[str, Any]) -> None:
+    async def scenario(llm: AsyncLLM) -> None:
+        with pytest.raises(ConfigError, match="seconds from 0 on, with stream=True"):
+            llm.generate(PROMPTS[0], GREEDY, **given)
+
+    with_llm(scenario, speculative_config=None)
+
+
+def test_the_model_is_loaded_in_a_thread_that_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenMP would keep the threads of one that goes on."""
+    seen, session = [], async_llm.Session
+
+    def build(*args: Any, **keywords: Any) -> Any:
+        seen.append(threading.current_thread())
+        return session(*args, **keywords)
+
+    monkeypatch.setattr(async_llm, "Session", build)
+
+    async def scenario(llm: AsyncLLM) -> None:
+        assert seen[0] is not threading.current_thread()
+        assert not seen[0].is_alive()
+
+    with_llm(scenario, speculative_config=None)
+    with pytest.raises(ConfigError, match="max_num_seqs=0"):  # as it was raised there
+        AsyncLLM("tiny", max_num_seqs=0)

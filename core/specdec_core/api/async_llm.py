@@ -111,7 +111,8 @@ class AsyncLLM:
         if not 0 <= stream_interval_s < inf or (stream_interval_s and not stream):
             beside = "" if stream else " beside stream=False"
             raise ConfigError(
-                f"stream_interval_s={shown(stream_interval_s)}{beside} must be a number of seconds from 0 on, for streams"
+                f"stream_interval_s={shown(stream_interval_s)}{beside} is no time between outputs of a stream: give "
+                f"seconds from 0 on, with stream=True"
             )
         interval_s = stream_interval_s if stream else inf
         return self._generate(lambda: self._session.prompts.read(prompts), sampling_params, interval_s)

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
+from attrs import frozen
 
 from specdec_core.errors import PluginError
+
+
+@frozen(eq=False)
+class NamedSubject:
+    """The verifier or KV manager to check.
+
+    name: as users select it.
+    modules: where its plugin is, if that is not installed.
+    options: its own keys of the config.
+    """
+
+    name: str
+    modules: Sequence[str]
+    options: Mapping[str, Any]
 
 
 class Conformance:

@@ -9,12 +9,17 @@ import pytest
 import yaml
 
 from specdec_core.errors import PluginError
-from specdec_testing.conformance.base import Conformance
+from specdec_testing.conformance.base import Conformance, NamedSubject
 
 
 def options_of(config: pytest.Config) -> dict[str, Any]:
     """Return the plugin's options, from --specdec-option KEY=VALUE. Values are read as YAML."""
     return {key: yaml.safe_load(value) for key, value in _pairs(config, "--specdec-option").items()}
+
+
+def subject_of(config: pytest.Config, option: str) -> NamedSubject:
+    """Return the plugin to check, whose name `option` has."""
+    return NamedSubject(config.getoption(option), config.getoption("--specdec-module"), options_of(config))
 
 
 def skips_of(cls: type[Conformance], config: pytest.Config) -> Mapping[str, str]:

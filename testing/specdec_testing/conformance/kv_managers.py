@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar
@@ -14,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from attrs import define, frozen
+from attrs import define
 
 from specdec_core.api.llm import LLM
 from specdec_core.config.sampling import SamplingParams
@@ -22,10 +21,9 @@ from specdec_core.contracts.draft import DraftTree
 from specdec_core.contracts.kv import KVContext, KVManager, KVManagerSpec
 from specdec_core.errors import CapacityError, PluginError
 from specdec_core.plugins import Plugins
-from specdec_core.plugins.discovery import GROUP
-from specdec_testing.conformance.base import Conformance
+from specdec_testing.conformance.base import Conformance, NamedSubject
 from specdec_testing.conformance.runs import make_llm, quietly
-from specdec_testing.conformance.spec import imported_alone
+from specdec_testing.conformance.spec import check_imports
 from specdec_testing.conformance.workload import PROMPTS
 from specdec_testing.kv_driver import HEAD, LAZY, Driver, Part, path_to
 from specdec_testing.tiny import tiny_target
@@ -35,21 +33,11 @@ GROUPS = ((), (HEAD,), (LAZY,), (HEAD, LAZY))
 BLOCK_SIZES = (1, 2, 4)
 
 
-@frozen(eq=False)
-class KVManagerSubject:
-    """The KV manager to check. name: its name. modules: where its plugin is, if that is not installed. options: its
-    keys of kv_manager_config."""
-
-    name: str
-    modules: Sequence[str]
-    options: Mapping[str, Any]
-
-
 @define(eq=False)
 class CheckedKVManager:
     """Builds the KV manager that a conformance class checks."""
 
-    subject: KVManagerSubject
+    subject: NamedSubject
 
     @cached_property
     def plugins(self) -> Plugins:
@@ -164,9 +152,9 @@ class KVManagerConformance(Conformance, is_kit=True):
     options: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
-    def kv_manager_subject(cls, config: pytest.Config) -> KVManagerSubject:
+    def kv_manager_subject(cls, config: pytest.Config) -> NamedSubject:
         """Return the KV manager to check. config: pytest's configuration object."""
-        return KVManagerSubject(cls.kv_manager, cls.modules, cls.options)
+        return NamedSubject(cls.kv_manager, cls.modules, cls.options)
 
     def test_kv_manager_is_offered(self, specdec_kv_manager: CheckedKVManager) -> None:
         """The plugin can be imported, and its hook `specdec_kv_managers` returns a KVManagerSpec with this name,
@@ -179,10 +167,7 @@ class KVManagerConformance(Conformance, is_kit=True):
     def test_kv_manager_module_is_light(self, specdec_kv_manager: CheckedKVManager) -> None:
         """The plugin's module does not import torch or transformers: `KVManagerSpec.build` does that, since listing
         plugins imports the module of each."""
-        values = [*specdec_kv_manager.subject.modules]
-        values += [entry.value for entry in entry_points(group=GROUP, name=specdec_kv_manager.spec.name)]
-        imported = imported_alone(tuple(values), ("torch", "transformers"))
-        assert not imported, f"importing {', '.join(values)} imported {', '.join(imported)}, too: do that in build"
+        check_imports(specdec_kv_manager.subject.modules, specdec_kv_manager.spec.name, "torch", "transformers")
 
     def test_caches(self, specdec_kv_manager: CheckedKVManager) -> None:
         """`cache` returns keys and values of one layer, with a row for each slot and one more, which padding writes to.

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from importlib.metadata import entry_points
 from types import FrameType
@@ -64,10 +65,8 @@ class SpecChecks:
         A plugin must import these modules in ProposerSpec.build instead, because listing plugins imports every plugin's
         entry point, also for users of other methods.
         """
-        values = [*specdec_situations.subject.modules]
-        values += [entry.value for entry in entry_points(group=GROUP, name=specdec_situations.spec.name)]
-        imported = imported_alone(tuple(values), ("torch", "transformers", *specdec_situations.spec.requires))
-        assert not imported, f"importing {', '.join(values)} imported {', '.join(imported)}, too: do that in build"
+        spec = specdec_situations.spec
+        check_imports(specdec_situations.subject.modules, spec.name, "torch", "transformers", *spec.requires)
 
     def test_defaults_are_allowed(self, specdec_situations: Situations) -> None:
         """The method's config class (ProposerSpec.config) accepts its default values. The test gives only the
@@ -98,8 +97,16 @@ class SpecChecks:
         assert plans[0] == plans[1], "plan answers differently when it is asked again: it must not keep anything"
 
 
+def check_imports(modules: Sequence[str], name: str, *heavy: str) -> None:
+    """Fail the test if importing the plugin of this name imports one of the heavy modules. modules: those that it is
+    loaded from if it is not installed."""
+    values = [*modules, *(entry.value for entry in entry_points(group=GROUP, name=name))]
+    imported = _imported_alone(tuple(values), heavy)
+    assert not imported, f"importing {', '.join(values)} imported {', '.join(imported)}, too: do that in build"
+
+
 @cache
-def imported_alone(values: tuple[str, ...], heavy: tuple[str, ...]) -> list[str]:
+def _imported_alone(values: tuple[str, ...], heavy: tuple[str, ...]) -> list[str]:
     """Load plugins in a new Python process, and return those modules of `heavy` that it imported. values: the import
     paths of the plugins' modules."""
     code = IMPORT_ALONE.format(values=values, heavy=heavy)

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from specdec_testing.conformance.command_line import options_of, skips_of
-from specdec_testing.conformance.kv_managers import KVManagerConformance, KVManagerSubject
+from specdec_testing.conformance.base import NamedSubject
+from specdec_testing.conformance.command_line import skips_of, subject_of
+from specdec_testing.conformance.kv_managers import KVManagerConformance
 
 
 class TestKVManager(KVManagerConformance):
     @classmethod
-    def kv_manager_subject(cls, config: pytest.Config) -> KVManagerSubject:
-        name = config.getoption("--specdec-kv-manager")
-        return KVManagerSubject(name, config.getoption("--specdec-module"), options_of(config))
+    def kv_manager_subject(cls, config: pytest.Config) -> NamedSubject:
+        return subject_of(config, "--specdec-kv-manager")
 
     @classmethod
     def reasons_to_skip(cls, config: pytest.Config) -> Mapping[str, str]:

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 
 import pytest
 
-from specdec_testing.conformance.command_line import options_of, skips_of
-from specdec_testing.conformance.verifiers import VerifierConformance, VerifierSubject
+from specdec_testing.conformance.base import NamedSubject
+from specdec_testing.conformance.command_line import skips_of, subject_of
+from specdec_testing.conformance.verifiers import VerifierConformance
 
 
 class TestVerifier(VerifierConformance):
     @classmethod
-    def verifier_subject(cls, config: pytest.Config) -> VerifierSubject:
-        name = config.getoption("--specdec-verifier")
-        return VerifierSubject(name, config.getoption("--specdec-module"), options_of(config))
+    def verifier_subject(cls, config: pytest.Config) -> NamedSubject:
+        return subject_of(config, "--specdec-verifier")
 
     @classmethod
     def reasons_to_skip(cls, config: pytest.Config) -> Mapping[str, str]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
-from importlib.metadata import entry_points
 from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar
@@ -12,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 import torch
-from attrs import define, frozen
+from attrs import define
 
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.draft import Draft
@@ -21,11 +20,10 @@ from specdec_core.engine.verification import build_verifier
 from specdec_core.errors import PluginError
 from specdec_core.ops import REFERENCE
 from specdec_core.plugins import Plugins
-from specdec_core.plugins.discovery import GROUP
 from specdec_testing.conformance import shapes
-from specdec_testing.conformance.base import Conformance
+from specdec_testing.conformance.base import Conformance, NamedSubject
 from specdec_testing.conformance.runs import make_llm, quietly
-from specdec_testing.conformance.spec import imported_alone
+from specdec_testing.conformance.spec import check_imports
 from specdec_testing.conformance.verdicts import faults_of
 from specdec_testing.conformance.workload import PROMPTS
 from specdec_testing.drawn_batches import joint_error, noise, part, random_batch
@@ -36,21 +34,11 @@ EXACT = 1e-12
 """The largest difference of a probability that is rounding, in float64."""
 
 
-@frozen(eq=False)
-class VerifierSubject:
-    """The verifier to check. name: its name. modules: where its plugin is, if that is not installed. options: its own
-    keys of speculative_config."""
-
-    name: str
-    modules: Sequence[str]
-    options: Mapping[str, Any]
-
-
 @define(eq=False)
 class CheckedVerifier:
     """The verifier that a conformance class checks, built once."""
 
-    subject: VerifierSubject
+    subject: NamedSubject
 
     @cached_property
     def plugins(self) -> Plugins:
@@ -130,9 +118,9 @@ class VerifierConformance(Conformance, is_kit=True):
     options: ClassVar[Mapping[str, Any]] = {}
 
     @classmethod
-    def verifier_subject(cls, config: pytest.Config) -> VerifierSubject:
+    def verifier_subject(cls, config: pytest.Config) -> NamedSubject:
         """Return the verifier to check. config: pytest's configuration object."""
-        return VerifierSubject(cls.verifier, cls.modules, cls.options)
+        return NamedSubject(cls.verifier, cls.modules, cls.options)
 
     def test_verifier_is_offered(self, specdec_verifier: CheckedVerifier) -> None:
         """The plugin can be imported, its hook `specdec_verifiers` returns a VerifierSpec with this name, written for
@@ -148,10 +136,7 @@ class VerifierConformance(Conformance, is_kit=True):
     def test_verifier_module_is_light(self, specdec_verifier: CheckedVerifier) -> None:
         """The plugin's module does not import torch or transformers: `VerifierSpec.build` does that, since listing
         plugins imports the module of each."""
-        values = [*specdec_verifier.subject.modules]
-        values += [entry.value for entry in entry_points(group=GROUP, name=specdec_verifier.spec.name)]
-        imported = imported_alone(tuple(values), ("torch", "transformers"))
-        assert not imported, f"importing {', '.join(values)} imported {', '.join(imported)}, too: do that in build"
+        check_imports(specdec_verifier.subject.modules, specdec_verifier.spec.name, "torch", "transformers")
 
     def test_verdict(self, specdec_verifier: CheckedVerifier) -> None:
         """The verdict's tensors have the right dtypes and shapes. The accepted tokens are a path of live nodes down the

@@ -6,13 +6,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
-from uuid import uuid4
 
 from attrs import evolve
 
 from specdec_core import StreamOutput, TokenizedPrompt
 from specdec_server.completion import Completion, entries
 from specdec_server.generation import Answer
+from specdec_server.json_text import new_id
 from specdec_server.logprobs import chat_logprobs, prompt_logprobs
 from specdec_server.protocol import ChatFields
 from specdec_server.service import Service
@@ -27,7 +27,7 @@ class ChatAnswer(Answer):
 
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
-    id_prefix = "chatcmpl"
+    id_prefix = "chatcmpl-"
     required = "messages"
     fields: ChatFields
 
@@ -107,7 +107,7 @@ class ChatAnswer(Answer):
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": f"call_{uuid4().hex}", "type": "function", "function": call._asdict()}
+    return {"id": new_id("call_"), "type": "function", "function": call._asdict()}
 
 
 def readable(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -19,7 +19,7 @@ class CompletionAnswer(Answer):
     """Completions of one or more prompts. The choices of a prompt follow each other, in the order of the prompts."""
 
     kind = chunk_kind = "text_completion"
-    id_prefix = "cmpl"
+    id_prefix = "cmpl-"
     required = "prompt"
     fields: CompletionFields
 

@@ -9,7 +9,6 @@ from contextlib import aclosing
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
-from uuid import uuid4
 
 from specdec_core import (
     CapacityError,
@@ -21,7 +20,7 @@ from specdec_core import (
 )
 from specdec_server.completion import Completion
 from specdec_server.errors import ApiError
-from specdec_server.json_text import dumps, dumps_in_parts
+from specdec_server.json_text import dumps, dumps_in_parts, new_id
 from specdec_server.limits import check_params, check_prompts
 from specdec_server.prediction import prediction_usage, tokenized
 from specdec_server.protocol import SAMPLING, Fields
@@ -48,7 +47,7 @@ class Answer(ABC):
         self._num_prompts = num_prompts
         self._num_tokens = service.llm.engine.num_speculative_tokens
         self._head = {
-            "id": f"{self.id_prefix}-{uuid4().hex}",
+            "id": new_id(self.id_prefix),
             "object": self.chunk_kind if fields.stream else self.kind,
             "created": int(time.time()),
             "model": service.settings.model_names[0],

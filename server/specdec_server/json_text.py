@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from random import getrandbits
 from typing import Any
 
 from starlette.responses import Response
@@ -51,3 +52,9 @@ def loads(text: bytes) -> dict[str, Any]:
 
 def _refuse(name: str) -> None:
     raise ValueError(f"{name} is not JSON")
+
+
+def new_id(prefix: str) -> str:
+    """Make the id of an answer or a tool call. A UUID would read the system's random numbers, for which Python gives up
+    its lock, and the event loop then waits for the engine's thread."""
+    return f"{prefix}{getrandbits(128):032x}"

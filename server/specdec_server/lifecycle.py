@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
+from attrs import define
 from starlette.requests import ClientDisconnect
 
 from specdec_core import AsyncLLM, SpecdecError
@@ -38,13 +39,14 @@ class Lifecycle:
         self._num_completions = 0
         self._timeout_s = settings.request_timeout_s
         self._drain_timeout_s = settings.drain_timeout_s
-        self._draining, self._ended, self._failed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._fault = ""  # why requests fail, while _failed is set
+        self._receiving, self._running = set[_Limit](), set[_Limit]()
+        self._has_ended = False
+        self._fault = ""  # why requests fail; "": they do not
 
     def check(self) -> None:
         """Raise ApiError if the server can run no request: the engine hangs or has failed, or the server ends."""
         self._check_engine()
-        if self._failed.is_set():
+        if self._fault:
             raise self._stuck
         if self.is_draining or not self._llm.is_healthy:
             raise ApiError(503, SHUTTING_DOWN, code="shutting_down")
@@ -81,18 +83,9 @@ class Lifecycle:
     async def receive_body(self, work: Coroutine[Any, Any, bytes]) -> bytes:
         """Wait for the body of a request. Raises ApiError if it takes too long, or if the server begins to drain."""
         timeout_s = min(BODY_TIMEOUT_S, self._timeout_s or BODY_TIMEOUT_S)
-        task, draining = asyncio.ensure_future(work), asyncio.ensure_future(self._draining.wait())
-        try:
-            await asyncio.wait((task, draining), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            if draining.done():
-                raise ApiError(503, SHUTTING_DOWN, code="shutting_down")
-            raise ApiError(408, f"the body has not arrived within {timeout_s:g} s: send it faster", code="timeout")
-        finally:
-            for each in (task, draining):
-                each.cancel()
-            await asyncio.gather(task, draining, return_exceptions=True)
+        late = ApiError(408, f"the body has not arrived within {timeout_s:g} s: send it faster", code="timeout")
+        async with _limited(timeout_s, late, self._receiving):
+            return await work
 
     async def run(self, receive: Receive, work: Coroutine[Any, Any, T]) -> T:
         """Run the work of a request and return its result.
@@ -103,28 +96,21 @@ class Lifecycle:
         receive: of the request, whose body has been read: the next message tells that the client is gone.
         """
         self.num_requests += 1
-        task = asyncio.ensure_future(work)
-        gone, ended = asyncio.ensure_future(_disconnect(receive)), asyncio.ensure_future(self._ended.wait())
-        failed = asyncio.ensure_future(self._failed.wait())
-        every = (task, gone, ended, failed)
+        late = ApiError(504, f"the request took longer than {self._timeout_s or 0:g} s: ask for less", code="timeout")
+        gone = asyncio.ensure_future(_disconnect(receive))
         try:
-            await asyncio.wait(every, timeout=self._timeout_s, return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            if gone.done():
-                raise ClientDisconnect
-            if failed.done():
-                raise self._stuck
-            if ended.done():
-                raise ApiError(503, "the server shut down before the request was complete", code="shutting_down")
-            raise ApiError(504, f"the request took longer than {self._timeout_s:g} s: ask for less", code="timeout")
+            async with _limited(self._timeout_s, late, self._running) as limit:
+                gone.add_done_callback(lambda _: limit.end(ClientDisconnect()))
+                if self._fault:
+                    limit.end(self._stuck)
+                if self._has_ended:
+                    limit.end(_cut_off())
+                return await work
         except SpecdecError:
             self._check_engine()
             raise
         finally:
-            for each in every:
-                each.cancel()
-            await asyncio.gather(*every, return_exceptions=True)
+            gone.cancel()
             self.num_requests -= 1
 
     @property
@@ -134,21 +120,61 @@ class Lifecycle:
     def fail(self, fault: str) -> None:
         """End all requests with this message, and those that come, until `recover`."""
         self._fault = fault
-        self._failed.set()
+        for limit in self._running:
+            limit.end(self._stuck)
 
     def recover(self) -> None:
         """Take requests again after `fail`."""
-        self._failed.clear()
+        self._fault = ""
 
     def drain(self) -> None:
         """Admit no more requests, and end those that still run after the server's drain_timeout."""
         self.is_draining = True
-        self._draining.set()
+        for limit in self._receiving:
+            limit.end(ApiError(503, SHUTTING_DOWN, code="shutting_down"))
         asyncio.get_running_loop().call_later(self._drain_timeout_s, self.end)
 
     def end(self) -> None:
         """End the requests that still run."""
-        self._ended.set()
+        self._has_ended = True
+        for limit in self._running:
+            limit.end(_cut_off())
+
+
+@define(eq=False)
+class _Limit:
+    """Ends the work in a context of `_limited`. error: what the context then raises."""
+
+    timeout: asyncio.Timeout
+    error: Exception
+
+    def end(self, error: Exception) -> None:
+        """End the work at the next turn of the event loop."""
+        if not self.timeout.expired():
+            self.error = error
+            self.timeout.reschedule(asyncio.get_running_loop().time())
+
+
+@asynccontextmanager
+async def _limited(timeout_s: float | None, late: Exception, limits: set[_Limit]) -> AsyncIterator[_Limit]:
+    """A context whose work is cancelled after some time, when it raises `late`, or by `_Limit.end`. Meanwhile the limit
+    is one of limits."""
+    try:
+        async with asyncio.timeout(timeout_s) as timeout:
+            limit = _Limit(timeout, late)
+            limits.add(limit)
+            try:
+                yield limit
+            finally:
+                limits.remove(limit)
+    except TimeoutError as error:
+        if not timeout.expired():
+            raise
+        raise limit.error from error
+
+
+def _cut_off() -> ApiError:
+    return ApiError(503, "the server shut down before the request was complete", code="shutting_down")
 
 
 async def _disconnect(receive: Receive) -> None:

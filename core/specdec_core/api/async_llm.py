@@ -320,14 +320,17 @@ class AsyncLLM:
             stream.end(None)
 
     def _send_outputs(self) -> None:
-        """Send what is due of all streams to their generators, and end streams that are complete."""
-        now_s, by_loop = perf_counter(), defaultdict[AbstractEventLoop, list[tuple[Stream, StreamOutput]]](list)
-        for stream in self._streams:
+        """Send what is due of all streams to their generators, and end streams that are complete. Each call into an
+        event loop wakes it, so each loop gets one."""
+        now_s, by_loop = perf_counter(), defaultdict[AbstractEventLoop, list[tuple[Stream, StreamOutput | None]]](list)
+        for stream in [each for each in self._streams if each.due_s <= now_s]:
             by_loop[stream.loop] += [(stream, output) for output in stream.take_due(now_s)]
+            if not stream.running:
+                self._streams.remove(stream)
+                by_loop[stream.loop].append((stream, None))
         for loop, outputs in by_loop.items():
-            is_sent = not outputs or send(loop, outputs)
-            for stream in [each for each in self._streams if each.loop is loop]:
-                if not is_sent or not stream.running:
+            if outputs and not send(loop, outputs):
+                for stream in [each for each in self._streams if each.loop is loop]:
                     self._end(stream)
 
     def _end(self, stream: Stream, error: BaseException | None = None) -> None:

@@ -37,6 +37,7 @@ class Stream:
     """The completions of one generator. The engine's thread calls all methods.
 
     interval_s: between an output and the next one of the same completion; inf: yield whole completions.
+    due_s: when the next output is to be sent, in seconds of `perf_counter`; inf: there is nothing to send.
     running: ids of the generator's requests that have not ended.
     error: the exception that the generator raises after its last output; None: it ends normally.
     """
@@ -44,6 +45,7 @@ class Stream:
     def __init__(self, loop: AbstractEventLoop, interval_s: float) -> None:
         self.loop, self._interval_s = loop, interval_s
         self.is_streamed = interval_s < inf
+        self.due_s = inf
         self.queue: Queue[StreamOutput | None] = Queue()
         self.error: BaseException | None = None
         self.running: set[str] = set()
@@ -57,10 +59,12 @@ class Stream:
             held = self._held[request.id] = _Held(prompt_index, index, request, due_s=due_s)
         held.pieces += pieces
         held.is_last = request.finish_reason is not None
+        self.due_s = min(self.due_s, -inf if held.is_last else held.due_s)
 
     def take_due(self, now_s: float) -> Iterator[StreamOutput]:
         """The outputs that are to be sent now: of completions that have ended, and of those with new tokens whose last
         output was sent long enough ago."""
+        self.due_s = inf
         for held in list(self._held.values()):
             if held.is_last:
                 del self._held[held.request.id]
@@ -69,6 +73,8 @@ class Stream:
             elif held.pieces and held.due_s <= now_s:
                 held.due_s = now_s + self._interval_s
                 yield held.take()
+            elif held.pieces:
+                self.due_s = min(self.due_s, held.due_s)
 
     def end(self, error: BaseException | None) -> None:
         """End the generator. An exception that would end the event loop, too, becomes a SpecdecError."""

@@ -3,8 +3,8 @@
 
     python benchmarks/serving.py     # writes benchmarks/results/serving.json
 
-The client, the server and its engine share the machine's cores. Each round runs the load through `LLM.generate`, as
-whole answers and as streams, in an order that is drawn. Between rounds, one of the two engines does nothing.
+The client, the server and its engine share the machine's cores. Each round runs the load through `LLM.generate` in a
+process of its own, as whole answers and as streams, in an order that is drawn. One of the two engines is always idle.
 """
 
 from __future__ import annotations
@@ -17,8 +17,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from functools import cache
 from itertools import cycle, islice
+from multiprocessing import get_context
 from os import sysconf
 from pathlib import Path
 from statistics import median
@@ -110,6 +113,30 @@ async def _answer(reader: asyncio.StreamReader) -> list[bytes]:
     return [event.removeprefix(b"data: ") for event in b"".join(pieces).split(b"\n\n") if event]
 
 
+class Generator:
+    """An `LLM` in a process of its own, so that the client's process holds no engine."""
+
+    def __init__(self, model: str, keywords: dict[str, Any]) -> None:
+        self._pool = ProcessPoolExecutor(1, get_context("spawn"))
+        self._engine = model, json.dumps(keywords)
+
+    def run(self, prompts: Sequence[Prompt], max_tokens: int, salt: str) -> None:
+        self._pool.submit(_generate, self._engine, [_salted(each, salt) for each in prompts], max_tokens).result()
+
+    def stop(self) -> None:
+        self._pool.shutdown()
+
+
+@cache
+def _llm(model: str, keywords: str) -> LLM:
+    return LLM(model, **json.loads(keywords))
+
+
+def _generate(engine: tuple[str, str], prompts: list[dict[str, Any]], max_tokens: int) -> None:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    _llm(*engine).generate(prompts, params, use_tqdm=False)
+
+
 def _salted(given: Prompt, salt: str) -> dict[str, Any]:
     return {"prompt" if isinstance(given, str) else "prompt_token_ids": given, "cache_salt": salt}
 
@@ -134,26 +161,26 @@ def measure(
     keywords = {"max_num_seqs": CONCURRENCY, "max_model_len": 1024, **keywords}
     options = [word for key, value in keywords.items() for word in ("--engine", f"{key}={json.dumps(value)}")]
     options += [] if method is None else ["--method", method]
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+    speculative = None if method is None else {"method": method}
+    generator = Generator(model, {"speculative_config": speculative, "kv_manager": "prefix", **keywords})
     server, draws = Server(model, options), random.Random(0)
     seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
     cpu_s: dict[str, list[float]] = {mode: [] for mode in MODES}
     try:
-        speculative = None if method is None else {"method": method}
-        with LLM(model, speculative_config=speculative, kv_manager="prefix", **keywords) as llm:
-            for number in range(rounds + 1):
-                for mode in draws.sample(MODES, len(MODES)):
-                    salt = f"{mode} {number}"  # so that no prompt is in the cache of prefixes
-                    started, before = perf_counter(), server.event_loop_s
-                    if mode == "generate":
-                        llm.generate([_salted(each, salt) for each in prompts], params, use_tqdm=False)
-                    else:
-                        asyncio.run(server.run(prompts, max_tokens, salt, is_streamed=mode == "streams"))
-                    if number:  # the first round warms up
-                        seconds[mode].append(perf_counter() - started)
-                        cpu_s[mode].append(server.event_loop_s - before)
+        for number in range(rounds + 1):
+            for mode in draws.sample(MODES, len(MODES)):
+                salt = f"{mode} {number}"  # so that no prompt is in the cache of prefixes
+                started, before = perf_counter(), server.event_loop_s
+                if mode == "generate":
+                    generator.run(prompts, max_tokens, salt)
+                else:
+                    asyncio.run(server.run(prompts, max_tokens, salt, is_streamed=mode == "streams"))
+                if number:  # the first round warms up
+                    seconds[mode].append(perf_counter() - started)
+                    cpu_s[mode].append(server.event_loop_s - before)
     finally:
         server.stop()
+        generator.stop()
     num_tokens = max_tokens * len(prompts)
     found = {"tokens_per_s": round(num_tokens / median(seconds["generate"])), "start_s": round(server.start_s, 2)}
     for mode in MODES[1:]:

@@ -15,7 +15,7 @@ WHEELS := dist
 # A process on each core, of one thread each (conftest.py). One that runs out of tests takes over the other's last ones.
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 
-.PHONY: setup demo test test-all lint bench wheels clean
+.PHONY: setup demo test test-all lint bench docs wheels clean
 
 setup: $(VENV)/.installed
 
@@ -49,6 +49,9 @@ lint: setup
 
 bench: setup
 	$(BIN)/python benchmarks/ngram.py
+
+docs: setup
+	$(BIN)/python docs/site_builder.py
 
 # The same commit gives the same bytes: files get the time of the commit, and nothing of an earlier build is there to be packed
 # again. pip builds with the setuptools of .venv, so that the network is not used.

@@ -46,6 +46,13 @@ def test_what_works_says_where():
     assert [row for row in rows(TEXT) if row[1] == "works" and not NAMED.search(row[2])] == []
 
 
+def test_what_does_not_work_has_one_of_few_reasons():
+    reasons = re.findall(r"^- (R\d+): ", TEXT, flags=re.MULTILINE)
+    assert reasons == [f"R{number}" for number in range(1, len(reasons) + 1)]
+    assert len(reasons) <= 15
+    assert {text.partition(": ")[0] for _, state, text in rows(TEXT) if state != "works"} == set(reasons)
+
+
 def test_what_is_named_exists():
     named = NAMED.findall(TEXT)
     assert len(named) > 300

@@ -1,5 +1,4 @@
-"""The docs site builds without a warning, and its links lead somewhere: on the site and, but for public pages, nowhere
-else."""
+"""The docs site builds without a warning, its links lead somewhere, and a browser loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ LOADING = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"
 
 
 class Page(HTMLParser):
-    """ids: names of the places in the page. links: what can be followed. loaded: what the browser loads itself."""
+    """ids: names of the places in it. links: what can be followed. loaded: what the browser loads itself."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

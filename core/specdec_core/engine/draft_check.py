@@ -93,7 +93,7 @@ def check_probs(draft: Draft, vocab_size: int) -> None:
 
 def _check_sizes(draft: Draft, max_draft_tokens: Sequence[int]) -> None:
     offsets = draft.offsets
-    are_whole = isinstance(offsets, Sequence) and all(isinstance(end, Integral) for end in offsets)
+    are_whole = isinstance(offsets, Sequence) and all(type(end) is int or isinstance(end, Integral) for end in offsets)
     if not are_whole or [*offsets[:1]] != [0] or len(offsets) != len(max_draft_tokens) + 1 or _falls(offsets):
         raise ValueError(f"its offsets are {offsets}: give 0 and the end of each of the {len(max_draft_tokens)} trees")
     counts = draft.num_nodes_per_request

@@ -71,7 +71,7 @@ class Rows:
             if request is None:
                 request = kept[row] = TokenRequest(f"row-{next(self._ids)}", text[: len(text) - new].tolist())
                 drafter.start(request)
-            request.append(text[len(request.token_ids) :].tolist())
+            request.append(text[len(request.token_ids) :])
             found[row] = request
         return found
 

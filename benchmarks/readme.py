@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import geometric_mean, median
 from typing import Any
 
+import bridge_tables
 import budget_tables
 
 ROOT = Path(__file__).parents[1]
@@ -357,6 +358,8 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/benchmarks.md", "tuned", budget_tables.tuned),
     ("docs/benchmarks.md", "example_plugins", example_plugins),
     ("docs/benchmarks.md", "contexts", contexts),
+    ("integrations/vllm/README.md", "in_vllm", bridge_tables.in_vllm),
+    ("integrations/transformers/README.md", "in_transformers", bridge_tables.in_transformers),
 ]
 """(document, text of the `measured` comment, function that writes the table). The text begins with the name of the
 results file."""

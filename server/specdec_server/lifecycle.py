@@ -147,10 +147,11 @@ class _Limit:
 
     timeout: asyncio.Timeout
     error: Exception
+    is_over: bool = False  # the context has ended
 
     def end(self, error: Exception) -> None:
-        """End the work at the next turn of the event loop."""
-        if not self.timeout.expired():
+        """End the work at the next turn of the event loop, if it has not ended."""
+        if not self.is_over and not self.timeout.expired():
             self.error = error
             self.timeout.reschedule(asyncio.get_running_loop().time())
 
@@ -167,6 +168,7 @@ async def _limited(timeout_s: float | None, late: Exception, limits: set[_Limit]
                 yield limit
             finally:
                 limits.remove(limit)
+                limit.is_over = True
     except TimeoutError as error:
         if not timeout.expired():
             raise

@@ -45,3 +45,10 @@ def serve(llm: AsyncLLM) -> Iterator[Callable[..., Running]]:
             return running
 
         yield start
+
+
+@pytest.fixture(autouse=True)
+def no_callback_fails(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """An exception in a callback of the event loop reaches no request: it is only logged."""
+    yield
+    assert [record.getMessage() for record in caplog.get_records("call") if record.name == "asyncio"] == []

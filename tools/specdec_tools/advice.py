@@ -32,7 +32,8 @@ def advice(result: Result) -> Iterator[str]:
             f"times without, and started over: try more num_kv_blocks or fewer requests at once"
         )
     if not total.drafts.num_drafts:
-        yield f"{name} drafted nothing: try another method for these prompts"
+        see = "give num_speculative_tokens to see what it drafts where that does not pay, or " if is_adaptive else ""
+        yield f"{name} drafted nothing: {see}try another method for these prompts"
     elif not result.ran.is_synthetic:
         yield from _acceptance(total, result.ran.num_speculative_tokens, is_adaptive)
 

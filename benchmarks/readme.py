@@ -20,6 +20,7 @@ from typing import Any
 
 import bridge_tables
 import budget_tables
+import serving_tables
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -360,6 +361,9 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/benchmarks.md", "contexts", contexts),
     ("integrations/vllm/README.md", "in_vllm", bridge_tables.in_vllm),
     ("integrations/transformers/README.md", "in_transformers", bridge_tables.in_transformers),
+    ("docs/serving.md", "serving", serving_tables.serving),
+    ("docs/serving.md", "prefix_cache", serving_tables.prefix_cache),
+    ("docs/serving.md", "predictions", serving_tables.predictions),
 ]
 """(document, text of the `measured` comment, function that writes the table). The text begins with the name of the
 results file."""

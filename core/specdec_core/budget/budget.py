@@ -261,7 +261,7 @@ class Budget:
             if usual_s or not self._observes:  # else the first calls, which may be slow, are all that is known
                 seconds = min(seconds, OUTLIER * usual_s)
             more_s = self._curve.more_s(self._so_far.num_rows, round(self._num_kept * number / size))
-            self.retries.expect(more_s + seconds * number / size + late_s + self._observe.seconds(number))
+            self.retries.expect(seconds * number / size + late_s + self._observe.seconds(number), more_s)
         elif levels is not None and max(self._limits) >= self._most:
             self._levels_per_draft += NEWEST_WEIGHT * (levels.num_forwarded - self._levels_per_draft)
 

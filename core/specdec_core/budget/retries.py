@@ -33,7 +33,7 @@ class Retries:
         self._ids: list[str] = []  # of the requests that are tried again in this step
         self._is_whole = False  # no other request drafts in this step
         self._next = 0  # the first of the next ones, among those that are off
-        self._expected_s = 0.0  # of this step's
+        self._expected_s = self._drafting_s = 0.0  # of this step's
         self._num_vain = 0  # retries in a row that gained nothing
 
     @property
@@ -51,7 +51,7 @@ class Retries:
 
     def begin(self) -> None:
         """Begin a step."""
-        self._ids, self._expected_s = [], 0.0
+        self._ids, self._expected_s, self._drafting_s = [], 0.0, 0.0
 
     def choose(self, ids: Sequence[str], limits: Sequence[int], numbers: list[int]) -> list[int]:
         """Return the numbers of draft tokens together with those of requests that are tried again, if it is time. Not
@@ -70,9 +70,10 @@ class Retries:
             for i, (number, limit) in enumerate(zip(numbers, limits, strict=True))
         ]
 
-    def expect(self, seconds: float) -> None:
-        """seconds: what the step's retries take."""
-        self._expected_s = seconds
+    def expect(self, drafting_s: float, more_s: float) -> None:
+        """drafting_s: what the step's retries took. more_s: by how much their draft tokens should slow down the forward
+        pass."""
+        self._expected_s, self._drafting_s = drafting_s + more_s, drafting_s
 
     def end_steps(
         self,
@@ -92,7 +93,8 @@ class Retries:
         if self._expected_s:
             lost_s = self._expected_s
             if self._is_whole and not is_prefill:
-                lost_s = min(max(lost_s, seconds[-1] - plain_s), OUTLIER * lost_s)
+                # Not at least what was expected: costs that are estimated too high would never be measured again.
+                lost_s = min(max(self._drafting_s, seconds[-1] - plain_s), OUTLIER * lost_s)
             gained_s = sum(accepted.get(request_id, 0) for request_id in self._ids) * plain_s / num_requests
             rare = min(LEAST_RARE + self._num_vain / NUM_PATIENT, MOST_RARE)
             rare = 1.0 if self._debt.has_savings else rare  # else retries would go on though they lose on average

@@ -8,67 +8,44 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import product
-from math import prod
-from typing import Any
 
 import numpy as np
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 from torch.nn.functional import linear
 
+from on_gpu.case import BLOCK_SIZE, DTYPE, SIZE, Bound, Case, Operation, cache_of, heads_of, random
+from on_gpu.layer_cases import layer_cases
 from on_gpu.setup import Sizes
 from specdec_core import Draft
-from specdec_core.contracts.kv import KVMetadata, Visibility
-from specdec_core.ops.attention_plan import AttentionPlan
-from specdec_core.ops.padding import Padding
 from specdec_core.ops.token_counts import TokenCounts
 from specdec_core.verifiers.siblings import Siblings, proposals_of
 
-DTYPE, SIZE = torch.bfloat16, 2  # of weights and hidden states, in bytes
-BLOCK_SIZE = 16
 NUM_NODES = 7  # of the chains in attention, which are verified with their root
 NUM_BEST = 10  # tokens of a row that a draft tree takes
-Operation = Callable[..., Any]
-Bound = Callable[[], Any]
-
-
-@frozen
-class Case:
-    """An operation on given sizes.
-
-    sizes: what the output shows.
-    num_bytes, num_flops: what the operation must read and write, and compute.
-    bind: returns a function that binds an implementation of the operation to arguments. It allocates these. What the
-        bound function returns is compared.
-    """
-
-    sizes: dict[str, Any]
-    num_bytes: float
-    num_flops: float
-    bind: Callable[[], Callable[[Operation], Bound]]
 
 
 def attention_cases(sizes: Sizes, device: str) -> Iterator[Case]:
-    num_heads, num_kv_heads, dim = _heads(sizes)
+    num_heads, num_kv_heads, dim = heads_of(sizes)
     for context, batch, rows in product(sizes.contexts, sizes.batches, (1, 1 + NUM_NODES)):
         num_bytes = SIZE * batch * (2 * context * num_kv_heads * dim + 2 * rows * num_heads * dim)
         num_flops = 4 * batch * rows * context * num_heads * dim
 
         def bind(context: int = context, batch: int = batch, rows: int = rows) -> Callable[[Operation], Bound]:
-            keys, values, plan = _cache(sizes, batch, context, rows, device)
-            query = _random(batch * rows, num_heads, dim, device=device)
+            keys, values, plan = cache_of(sizes, batch, context, rows, device)
+            query = random(batch * rows, num_heads, dim, device=device)
             return lambda op: partial(op, query, keys, values, plan, dim**-0.5)
 
         yield Case({"batch": batch, "context": context, "tokens": rows}, num_bytes, num_flops, bind)
 
 
 def store_cases(sizes: Sizes, device: str) -> Iterator[Case]:
-    _, num_kv_heads, dim = _heads(sizes)
+    _, num_kv_heads, dim = heads_of(sizes)
     for context, batch in product(sizes.contexts, sizes.batches):
 
         def bind(context: int = context, batch: int = batch) -> Callable[[Operation], Bound]:
-            keys, values, plan = _cache(sizes, batch, context, 1, device)
-            key, value = (_random(batch, num_kv_heads, dim, device=device) for _ in range(2))
+            keys, values, plan = cache_of(sizes, batch, context, 1, device)
+            key, value = (random(batch, num_kv_heads, dim, device=device) for _ in range(2))
             slots = plan.metadata.slot_mapping
 
             def bound(op: Operation) -> Bound:
@@ -89,7 +66,7 @@ def linear_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     """The layers of a Llama whose projections of one input are one layer."""
     shape = sizes.kernel_shape
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
-    num_heads, num_kv_heads, dim = _heads(sizes)
+    num_heads, num_kv_heads, dim = heads_of(sizes)
     layers = {
         "qkv": ((num_heads + 2 * num_kv_heads) * dim, hidden),
         "o": (hidden, num_heads * dim),
@@ -100,7 +77,7 @@ def linear_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     for (name, (num_out, num_in)), rows in product(layers.items(), sizes.linear_rows):
 
         def bind(rows: int = rows, num_out: int = num_out, num_in: int = num_in) -> Callable[[Operation], Bound]:
-            weight, given = (_random(n, num_in, device=device) * num_in**-0.5 for n in (num_out, rows))
+            weight, given = (random(n, num_in, device=device) * num_in**-0.5 for n in (num_out, rows))
             # The reference of a GPU packs nothing, and torch's own layer runs.
             return lambda op: partial(op(weight, None) or partial(linear, weight=weight), given)
 
@@ -113,19 +90,19 @@ def norm_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     for rows in sizes.rows:
 
         def bind(rows: int = rows) -> Callable[[Operation], Bound]:
-            hidden, weight = _random(rows, width, device=device), _random(width, device=device)
+            hidden, weight = random(rows, width, device=device), random(width, device=device)
             return lambda op: partial(op, hidden, weight, 1e-5)
 
         yield Case({"rows": rows}, SIZE * (2 * rows + 1) * width, 4 * rows * width, bind)
 
 
 def rotary_cases(sizes: Sizes, device: str) -> Iterator[Case]:
-    num_heads, num_kv_heads, dim = _heads(sizes)
+    num_heads, num_kv_heads, dim = heads_of(sizes)
     for rows in sizes.rows:
 
         def bind(rows: int = rows) -> Callable[[Operation], Bound]:
             query, key = (
-                _random(1, rows, number, dim, device=device).transpose(1, 2) for number in (num_heads, num_kv_heads)
+                random(1, rows, number, dim, device=device).transpose(1, 2) for number in (num_heads, num_kv_heads)
             )
             angles = torch.rand(1, rows, dim, device=device)
             return lambda op: partial(op, query, key, angles.cos().to(DTYPE), angles.sin().to(DTYPE))
@@ -149,7 +126,7 @@ def likeliest_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     for rows, vocab_size, num_bytes in _of_logits(sizes, dtype_size=SIZE):
 
         def bind(rows: int = rows, vocab_size: int = vocab_size) -> Callable[[Operation], Bound]:
-            logits = _random(rows, vocab_size, device=device)
+            logits = random(rows, vocab_size, device=device)
             return lambda op: partial(op, logits)
 
         yield Case({"rows": rows, "vocabulary": vocab_size}, num_bytes, rows * vocab_size, bind)
@@ -221,11 +198,11 @@ def residuals_cases(sizes: Sizes, device: str) -> Iterator[Case]:
 def compact_cases(sizes: Sizes, device: str) -> Iterator[Case]:
     """In all layers, the later half of each request's nodes moves to the places of the others."""
     shape = sizes.kernel_shape
-    num_layers, (_, num_kv_heads, dim), half = shape["num_hidden_layers"], _heads(sizes), (1 + NUM_NODES) // 2
+    num_layers, (_, num_kv_heads, dim), half = shape["num_hidden_layers"], heads_of(sizes), (1 + NUM_NODES) // 2
     for batch in sizes.batches:
 
         def bind(batch: int = batch) -> Callable[[Operation], Bound]:
-            keys, values = (_random(num_layers, batch * BLOCK_SIZE, num_kv_heads, dim, device=device) for _ in range(2))
+            keys, values = (random(num_layers, batch * BLOCK_SIZE, num_kv_heads, dim, device=device) for _ in range(2))
             first = torch.arange(batch, device=device).mul_(BLOCK_SIZE).unsqueeze(1)
             places = (first + torch.arange(half, device=device)).flatten()
 
@@ -248,6 +225,7 @@ CASES: dict[str, Callable[[Sizes, str], Iterator[Case]]] = {
     "paged_attention": attention_cases,
     "store_kv": store_cases,
     "pack_linear": linear_cases,
+    "fuse_layers": layer_cases,
     "rms_norm": norm_cases,
     "rotary": rotary_cases,
     "draw": draw_cases,
@@ -259,11 +237,6 @@ CASES: dict[str, Callable[[Sizes, str], Iterator[Case]]] = {
     "residuals": residuals_cases,
 }
 """By the name of the operation: a generator of its cases, for given sizes and a device."""
-
-
-def _heads(sizes: Sizes) -> tuple[int, int, int]:
-    shape = sizes.kernel_shape
-    return shape["num_attention_heads"], shape["num_key_value_heads"], shape["head_dim"]
 
 
 def _of_logits(sizes: Sizes, dtype_size: int) -> Iterator[tuple[int, int, int]]:
@@ -279,26 +252,3 @@ def _counts(vocab_size: int, device: str) -> TokenCounts:
     places = counts.read(np.arange(200) ** 2 % vocab_size, 100)
     counts.counts.view(-1).index_add_(0, torch.from_numpy(places).to(device), torch.ones(200).int().to(device))
     return counts
-
-
-def _random(*shape: int, device: str) -> torch.Tensor:
-    numbers = torch.randn(shape, dtype=torch.float32 if prod(shape) < 2**28 else DTYPE, device=device)
-    return numbers.to(DTYPE)
-
-
-def _cache(
-    sizes: Sizes, batch: int, context: int, rows: int, device: str
-) -> tuple[torch.Tensor, torch.Tensor, AttentionPlan]:
-    """Random keys and values of one layer, in blocks in random order, and the plan of a forward pass over the last
-    `rows` tokens of each request, which is a chain."""
-    _, num_kv_heads, dim = _heads(sizes)
-    num_blocks = -(-context // BLOCK_SIZE)
-    order = torch.randperm(batch * num_blocks, generator=torch.Generator().manual_seed(0))
-    tables = order.view(batch, num_blocks).to(device)
-    positions = torch.arange(context - rows, context, device=device).repeat(batch)
-    requests = torch.arange(batch, device=device).repeat_interleave(rows)
-    slots = tables[requests, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
-    metadata = KVMetadata((context - rows,) * batch, (rows,) * batch, tables, slots, BLOCK_SIZE)
-    plan = AttentionPlan(metadata, Visibility(positions, positions + 1), Padding.of(torch.device(device)))
-    keys, values = (_random(batch * num_blocks * BLOCK_SIZE + 1, num_kv_heads, dim, device=device) for _ in range(2))
-    return keys, values, plan

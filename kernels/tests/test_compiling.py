@@ -31,7 +31,7 @@ def test_it_is_found_as_a_plugin() -> None:
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs triton")
 def test_it_has_operations_for_gpus() -> None:
-    assert set(specdec_kernels.specdec_ops("cuda").ops) == set(REFERENCE) - {"fuse_layers"}
+    assert set(specdec_kernels.specdec_ops("cuda").ops) == set(REFERENCE)
 
 
 def resolved(dtype: torch.dtype, dtype_of_cache: torch.dtype) -> dict:

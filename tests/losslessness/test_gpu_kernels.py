@@ -16,6 +16,8 @@ from specdec_core.ops import REFERENCE
 cpu = pytest.importorskip("specdec_kernels.cpu")
 gpu = pytest.importorskip("specdec_kernels.gpu", reason="needs triton")
 
+FusedLayers = pytest.importorskip("specdec_kernels.gpu.decoder").FusedLayers
+
 NUM_TOKENS = 6
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 
@@ -40,6 +42,7 @@ def test_trees_change_no_bit(
     truth = dict(zip(map(tuple, prompts), plain, strict=True))
     llm, token_ids, features_with_trees = run(gpu.OPS, truth, full=True, correct=0.9, num_speculative_tokens=8)
     assert llm.engine.target.attention._ops["paged_attention"] is gpu.OPS["paged_attention"]
+    assert isinstance(llm.engine.target.decoder.run, FusedLayers)
     assert token_ids == plain
     assert counter(llm, "num_draft_tokens") > counter(llm, "num_accepted_tokens") > 2
     _, _, expected = run(REFERENCE, {}, max_depth=0)

@@ -28,6 +28,7 @@ from specdec_kernels.cpu.layers import (
 from specdec_kernels.cpu.linear import PackedProduct
 from specdec_kernels.cpu.rope_tables import Placed, Ropes
 from specdec_kernels.cpu.threads import in_parallel
+from specdec_kernels.layer_inputs import check_cache, check_copies, check_tokens, has_known_sizes, num_entering
 
 HEADS = 1
 """Index of `_Tokens.starts`."""
@@ -39,27 +40,15 @@ def fuse_layers(layers: Sequence[DecoderLayer]) -> Callable[..., torch.Tensor] |
     """The compiled form of `specdec_core.ops.decoder.fuse_layers`. None if not all products are this package's, if
     sizes are odd or no whole vectors, if the activation is not known, or if a layer after the first takes other rows
     beside its input."""
-    is_fitting = all(map(_is_supported, layers)) and not any(map(_num_entering, layers[1:]))
+    is_fitting = all(map(_is_supported, layers)) and not any(map(num_entering, layers[1:]))
     return FusedLayers(layers) if is_fitting else None
-
-
-def _num_entering(layer: DecoderLayer) -> int:
-    """Return how many columns of the input of query, key and value are not those of the layer's own input."""
-    return layer.query_key_value.num_in - layer.attention_output.num_out  # type: ignore[attr-defined, no-any-return]
 
 
 def _is_supported(layer: DecoderLayer) -> bool:
     products = [getattr(layer, name) for name in PRODUCTS]
     if not all(isinstance(product, PackedProduct) for product in products):
         return False
-    num_heads = layer.num_heads + 2 * layer.num_kv_heads
-    width, inner = products[1].num_out, products[3].num_in
-    first = max(products[0].num_in, width)
-    norm = layer.entering_norm
-    sizes = [(num_heads * layer.head_dim, first), (width, layer.num_heads * layer.head_dim), (2 * inner, width)]
-    is_fitting = [(product.num_out, product.num_in) for product in products] == [*sizes, (width, inner)]
-    is_fitting = is_fitting and (norm is None or len(norm.weight) == _num_entering(layer))
-    return is_fitting and layer.head_dim % 2 == 0 and inner % LANES == 0 and layer.activation in ACTIVATIONS
+    return has_known_sizes(layer) and products[3].num_in % LANES == 0 and layer.activation in ACTIVATIONS
 
 
 class FusedLayers:
@@ -132,7 +121,7 @@ class FusedLayers:
     ) -> torch.Tensor:
         self._place(caches, hidden.dtype)
         self._set_window(window)
-        self._check(hidden, entering, slot_mapping)
+        check_tokens(hidden, entering, slot_mapping, num_entering(self._layers[0]))
         copies_at = self._copies_at(copied, copies, hidden) if copied else NO_COPIES
         tokens = _Tokens.of(
             hidden.clone(memory_format=torch.contiguous_format),
@@ -152,31 +141,10 @@ class FusedLayers:
         chosen.run_stages(self._table[-1:], ATTENTION, END)
         return chosen.hidden
 
-    def _check(
-        self,
-        hidden: torch.Tensor,
-        entering: torch.Tensor | None,
-        slot_mapping: torch.Tensor,
-    ) -> None:
-        dtype, num_tokens = hidden.dtype, hidden.shape[0]
-        if slot_mapping.dtype != torch.int64 or slot_mapping.shape != (num_tokens,):
-            raise ValueError(
-                f"slot_mapping is {slot_mapping.dtype} {list(slot_mapping.shape)}: give torch.int64 [{num_tokens}]"
-            )
-        width = _num_entering(self._layers[0])
-        given = None if entering is None else (entering.dtype, entering.shape)
-        if given != ((dtype, (num_tokens, width)) if width else None):
-            raise ValueError(
-                f"entering is {given}: the input of query, key and value begins with {width} columns of it; give "
-                + (f"{dtype} [{num_tokens}, {width}]" if width else "None")
-            )
-
     def _copies_at(self, copied: Sequence[int], copies: torch.Tensor | None, hidden: torch.Tensor) -> tuple[int, int]:
         """Note in the table which layers' inputs are copied. Returns the copies' address and the bytes of each."""
-        wanted = (len(copied), *hidden.shape)
-        if copies is None or copies.dtype != hidden.dtype or copies.shape != wanted or not copies.is_contiguous():
-            given = "None" if copies is None else f"{copies.dtype} {list(copies.shape)}, strides {copies.stride()}"
-            raise ValueError(f"copies is {given}: give {hidden.dtype} {list(wanted)}, contiguous")
+        check_copies(copied, copies, hidden)
+        assert copies is not None
         if copied != self._copied:
             self._copied = ()  # until the table is right
             self._table["copy"] = 0
@@ -201,13 +169,7 @@ class FusedLayers:
             self._placed = placed
 
     def _place_layer(self, row: Any, layer: DecoderLayer, cache: Cache, dtype: torch.dtype) -> None:
-        for tensor in cache:
-            is_row = tensor.dim() == 3 and tensor.stride()[1:] == (layer.head_dim, 1) and tensor.dtype == dtype
-            if not is_row or tensor.shape[1:] != (layer.num_kv_heads, layer.head_dim):
-                raise ValueError(
-                    f"a KV cache is {tensor.dtype} {list(tensor.shape)} with strides {tensor.stride()}: give "
-                    f"{dtype} [num_slots, {layer.num_kv_heads}, {layer.head_dim}] with contiguous rows"
-                )
+        check_cache(layer, cache, dtype)
         keys, values = cache
         row["num_slots"] = min(keys.shape[0], values.shape[0])
         row["keys"], row["key_stride"] = keys.data_ptr(), keys.stride(0)

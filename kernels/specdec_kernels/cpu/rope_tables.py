@@ -11,6 +11,7 @@ import torch
 from attrs import frozen
 
 from specdec_core.ops.decoder import Angles
+from specdec_kernels.layer_inputs import check_positions, check_tables
 
 
 @frozen(eq=False)
@@ -40,7 +41,7 @@ class Ropes:
         self._widths = widths
         self._given: list[Any] = []  # the dtype and the tables of last time
         self._kept: list[Angles] = []  # whose addresses these are
-        self._tables = np.empty((0, 3), dtype=np.int64)
+        self._tables, self._num_rows = np.empty((0, 3), dtype=np.int64), 0
 
     def at(self, ropes: Sequence[Angles], positions: torch.Tensor | None, hidden: torch.Tensor) -> Placed:
         """Return the tables for the tokens of a forward pass. Raises ValueError if they do not fit.
@@ -52,22 +53,12 @@ class Ropes:
         if len(given) != len(self._given) or any(map(is_not, given, self._given)):
             self._place(ropes, hidden.dtype)
             self._given = given
-        if positions is None:
-            if min(self._tables[:, 2]) < num_tokens:
-                raise ValueError(f"cos or sin has fewer rows than the {num_tokens} tokens: give one for each token")
-            return Placed(self._tables, None)
-        if positions.dtype != torch.int64 or positions.shape != (num_tokens,):
-            raise ValueError(f"positions is {positions.dtype} {list(positions.shape)}: give int64 [{num_tokens}]")
-        return Placed(self._tables, positions.contiguous())
+        check_positions(positions, num_tokens, self._num_rows)
+        return Placed(self._tables, None if positions is None else positions.contiguous())
 
     def _place(self, ropes: Sequence[Angles], dtype: torch.dtype) -> None:
-        for rope, width in self._widths.items():
-            for table in ropes[rope]:
-                num_positions = len(ropes[rope][0]) if table.ndim == 2 else 0
-                if not num_positions or table.dtype != dtype or table.shape != (num_positions, width):
-                    raise ValueError(
-                        f"cos or sin is {table.dtype} {list(table.shape)}: give {dtype} [num_positions, {width}] each"
-                    )
+        check_tables(ropes, self._widths, dtype)
         self._kept = [(cos.contiguous(), sin.contiguous()) for cos, sin in ropes]
         addresses = [(cos.data_ptr(), sin.data_ptr(), len(cos)) for cos, sin in self._kept]
         self._tables = np.array(addresses, dtype=np.int64)
+        self._num_rows = min(len(cos) for cos, _ in self._kept)

@@ -11,6 +11,7 @@ from specdec_core import OpsContext
 from specdec_kernels.gpu.argmax import likeliest
 from specdec_kernels.gpu.attention import paged_attention, shared_bytes
 from specdec_kernels.gpu.compaction import compact
+from specdec_kernels.gpu.decoder import fuse_layers
 from specdec_kernels.gpu.drawing import draw
 from specdec_kernels.gpu.linear import pack_linear
 from specdec_kernels.gpu.norm import rms_norm
@@ -27,6 +28,7 @@ OPS = {
     "rms_norm": rms_norm,
     "rotary": rotary,
     "pack_linear": pack_linear,
+    "fuse_layers": fuse_layers,
     "draw": draw,
     "likeliest": likeliest,
     "truncate": truncate,

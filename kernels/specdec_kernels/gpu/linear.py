@@ -24,16 +24,30 @@ MOST_ROWS_APART = 256
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
-    """As `specdec_core.ops.linear.pack_linear`. The function is row-invariant, and reads the weight where it lies."""
+    """As `specdec_core.ops.linear.pack_linear`. The product is row-invariant, and reads the weight where it lies."""
     if weight.stride(1) != 1 or weight.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
-    num_chunks, bias = num_chunks_of(*weight.shape), None if bias is None else bias.contiguous()
+    return Product(weight, bias)
 
-    def linear(rows: torch.Tensor) -> torch.Tensor:
-        return _linear(rows, weight, bias, num_chunks)
 
-    linear.is_row_invariant = True  # type: ignore[attr-defined]
-    return linear
+class Product:
+    """A linear layer: called with rows [..., num_in], returns [..., num_out]. Raises ValueError for rows of another
+    dtype or width. No row's result depends on the others."""
+
+    is_row_invariant = True
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.num_out, self.num_in = weight.shape
+        self._weight, self._bias = weight, None if bias is None else bias.contiguous()
+        self._num_chunks = num_chunks_of(self.num_out, self.num_in)
+
+    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+        if rows.dtype != self._weight.dtype or rows.shape[-1] != self.num_in:
+            raise ValueError(
+                f"rows are {rows.dtype} {list(rows.shape)}: give {self._weight.dtype} [..., {self.num_in}], as the "
+                f"layer's weight has it"
+            )
+        return _linear(rows, self._weight, self._bias, self._num_chunks)
 
 
 def num_chunks_of(num_out: int, num_in: int) -> int:
@@ -43,8 +57,6 @@ def num_chunks_of(num_out: int, num_in: int) -> int:
 
 
 def _linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, num_chunks: int) -> torch.Tensor:
-    if rows.dtype != weight.dtype:
-        raise RuntimeError(f"rows of dtype {rows.dtype} do not go into a linear layer with weights of {weight.dtype}")
     num_out, num_in = weight.shape
     given = rows.reshape(-1, num_in)
     given = given if given.stride(1) == 1 else given.contiguous()

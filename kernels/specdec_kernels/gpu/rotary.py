@@ -76,8 +76,16 @@ def _rotate(
     left, right = tl.load(given, mask=is_there), tl.load(given + HALF, mask=is_there)
     cos_left, cos_right = tl.load(cos, mask=is_column), tl.load(cos + HALF, mask=is_column)
     sin_left, sin_right = tl.load(sin, mask=is_column), tl.load(sin + HALF, mask=is_column)
-    tl.store(output, _sum(left, cos_left, -right.to(tl.float32), sin_left), mask=is_there)
-    tl.store(output + HALF, _sum(right, cos_right, left, sin_right), mask=is_there)
+    left, right = rotated(left, right, cos_left, cos_right, sin_left, sin_right)
+    tl.store(output, left, mask=is_there)
+    tl.store(output + HALF, right, mask=is_there)
+
+
+@triton.jit
+def rotated(left, right, cos_left, cos_right, sin_left, sin_right):
+    """The halves of heads, rotated."""
+    new_left = _sum(left, cos_left, -right.to(tl.float32), sin_left)
+    return new_left, _sum(right, cos_right, left, sin_right)
 
 
 @triton.jit

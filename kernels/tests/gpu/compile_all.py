@@ -16,8 +16,9 @@ from triton.runtime.jit import JITFunction
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from passes import Heads, Request, make_pass
+from passes import Heads, Pass, Request, make_pass
 
+from specdec_core.ops.decoder import PRODUCTS, DecoderLayer, Norm
 from specdec_core.ops.token_counts import TokenCounts
 
 TYPES = {
@@ -87,10 +88,39 @@ def launch_all(head_dim: int) -> None:
     OPS["penalize"](torch.ones(3, 128_256), path, [0], [3], np.ones((1, 3)), [counts], [np.arange(3)])
     for has_few_tokens in (False, True):
         verify(has_few_tokens)
+    run_layers(made, heads)
     angles = torch.ones(1, 3, 128, dtype=dtype)
     OPS["rotary"](
         rows.view(1, 3, 32, 128).transpose(1, 2), weight[:3, :1024].view(1, 3, 8, 128).transpose(1, 2), angles, angles
     )
+
+
+def run_layers(made: Pass, heads: Heads) -> None:
+    """One with the norms of Llama, and one with those of Gemma 2, and norms of heads."""
+    from specdec_kernels.gpu import OPS
+
+    num_kv_heads, head_dim, width, inner = heads.num_kv_heads, heads.key_dim, 512, 1536
+    num_heads, dtype = num_kv_heads * heads.groups, made.query.dtype
+    sizes = [((num_heads + 2 * num_kv_heads) * head_dim, width), (width, num_heads * head_dim)]
+    sizes += [(2 * inner, width), (width, inner)]
+    products = [OPS["pack_linear"](torch.ones(size, dtype=dtype), None) for size in sizes]
+    for has_more_norms, activation in ((False, "silu"), (True, "gelu_tanh")):
+
+        def norm(size: int, is_there: bool = True, rounds_first: bool = not has_more_norms) -> Norm | None:
+            weight = torch.ones(size, dtype=dtype if rounds_first else torch.float32)
+            return Norm(weight, 1e-5, rounds_first) if is_there else None
+
+        layer = DecoderLayer(
+            num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim, rope=0, scaling=0.1, features={},
+            activation=activation, input_norm=norm(width), mlp_norm=norm(width),
+            query_norm=norm(head_dim, has_more_norms), key_norm=norm(head_dim, has_more_norms),
+            attention_norm=norm(width, has_more_norms), down_norm=norm(width, has_more_norms),
+            **dict(zip(PRODUCTS, products, strict=True)),
+        )  # fmt: skip
+        positions, table = made.plan.visibility.positions, torch.ones(9, head_dim, dtype=dtype)
+        hidden, cache = torch.ones(len(positions), width, dtype=dtype), (made.keys, made.values)
+        slots = torch.full_like(positions, -1)
+        OPS["fuse_layers"]([layer])(hidden, [(table, table)], positions, [cache], slots, made.fresh_plan(), None)
 
 
 def verify(has_few_tokens: bool) -> None:

@@ -29,7 +29,7 @@ def test_all_kernels_compile(capability: int, head_dim: int, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr[-3000:]
     (_, expected), *sizes = [line.split() for line in done.stdout.splitlines()]
     names = {name for name, _ in sizes}
-    of_layers = {"_attend", "_add_parts", "_store", "_multiply", "_add_chunks", "_norm", "_rotate"}
+    of_layers = {"_attend", "_add_parts", "_store", "_multiply", "_add_chunks", "_norm", "_rotate", "_place", "_gate"}
     outside = {"_sum_parts", "_pick", "_best_of_part", "_best_of_row", "_truncate", "_move", "_count", "_penalize"}
     outside |= {"_top_of_part", "_top_of_row"}
     of_verification = {"_weigh_parts", "_weigh_rows", "_sum_parts_of_q", "_add", "_ratios", "_rest_of_parts"}

@@ -10,12 +10,12 @@ from specdec_tools.tune import Setting
 KINDS = {"code": "new code", "edits": "edits of code", "text": "articles", "random": "random tokens", "mix": "a mix"}
 
 
-def _about(record: dict[str, Any]) -> str:
+def ran_on(record: dict[str, Any]) -> str:
     machine = record["machine"]
     return f"{machine['threads']} threads of {machine['processor']}: `{record['command']}`."
 
 
-def _table(heads: list[str], rows: list[list[str]]) -> list[str]:
+def table_of(heads: list[str], rows: list[list[str]]) -> list[str]:
     return [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *(f"| {' | '.join(row)} |" for row in rows)]
 
 
@@ -41,14 +41,14 @@ def default_settings(record: dict[str, Any]) -> str:
         found = [cells[method, prompts, *column] for column in columns]
         shown = [f"{cell['median']:.2f} ({cell['low']:.2f}, {cell['high']:.2f})" for cell in found]
         tables.setdefault(columns, {})[method, prompts] = shown
-    about = [_about(record), "Medians of the rounds' ratios (95 % interval of the ratios' geometric mean)."]
+    about = [ran_on(record), "Medians of the rounds' ratios (95 % interval of the ratios' geometric mean)."]
     if num_repeated := len(record["repeated"]):
         about.append(f"The lowest, {num_repeated} of {len(cells)}, were measured again, in more rounds.")
     lines = [" ".join(about)]
     for columns, rows in tables.items():
         heads = ["speed-up", *(_column(*column) for column in columns)]
         body = [[f"`{method}`, {KINDS[prompts]}", *shown] for (method, prompts), shown in rows.items()]
-        lines += ["", *_table(heads, body)]
+        lines += ["", *table_of(heads, body)]
     medians = sorted(row["median"] for row in cells.values())
     num_below = sum(row["high"] < SLOWER for row in cells.values())
     lines += [
@@ -82,7 +82,7 @@ def overview(record: dict[str, Any]) -> str:
     by_size = {size: [f"`{method}`" for method in sizes if sizes[method][1] == size] for size in larger}
     sized = "; ".join(f"{size}: {', '.join(methods)}" for size, methods in by_size.items())
     about = f"Medians. The larger batch is {sized}. `suffix` caches no earlier outputs here."
-    return "\n".join([*_table(heads, rows), "", f"{about} {_about(record)}"])
+    return "\n".join([*table_of(heads, rows), "", f"{about} {ran_on(record)}"])
 
 
 def headline(record: dict[str, Any]) -> str:
@@ -108,7 +108,7 @@ def fixed_numbers(record: dict[str, Any]) -> str:
         cells = [f"`{row['method']}`", KINDS[row["prompts"]], where, f"{ups['default']:.2f}"]
         cells += [f"{ups[best]:.2f} ({best})", f"{row['of_best']:.2f}"]
         rows.append(cells)
-    return "\n".join([_about(record), "", *_table(heads, rows)])
+    return "\n".join([ran_on(record), "", *table_of(heads, rows)])
 
 
 def combined(record: dict[str, Any]) -> str:
@@ -119,13 +119,13 @@ def combined(record: dict[str, Any]) -> str:
         for row in record["rows"]
         if row["number"] == "fixed"
     }
-    lines = [_about(record), ""]
+    lines = [ran_on(record), ""]
     heads = [f"tokens per forward pass, {record['num_speculative_tokens']} draft tokens", f"`{first}`", f"`{second}`"]
     rows = [
         [f"{KINDS[prompts]}, temperature {temperature:g}", *(f"{tokens[name]:.2f}" for name in names)]
         for (prompts, temperature), tokens in fixed.items()
     ]
-    lines += [*_table([*heads, "both"], rows), ""]
+    lines += [*table_of([*heads, "both"], rows), ""]
     rows = [
         [
             f"{KINDS[row['prompts']]}, {_column(row['temperature'], row['batch_size'])}",
@@ -134,7 +134,7 @@ def combined(record: dict[str, Any]) -> str:
         for row in record["rows"]
         if row["number"] == "default"
     ]
-    lines += _table(["speed-up with default settings", f"`{first}`", f"`{second}`", "both"], rows)
+    lines += table_of(["speed-up with default settings", f"`{first}`", f"`{second}`", "both"], rows)
     return "\n".join(lines)
 
 
@@ -144,7 +144,7 @@ def calibration(record: dict[str, Any]) -> str:
         for row in record["rows"]
     ]
     heads = ["drafts", "temperature", "draft tokens", "expected calibration error"]
-    return "\n".join([_about(record), "", *_table(heads, rows)])
+    return "\n".join([ran_on(record), "", *table_of(heads, rows)])
 
 
 def off_cost(record: dict[str, Any]) -> str:
@@ -158,7 +158,7 @@ def off_cost(record: dict[str, Any]) -> str:
         for row in record["rows"]
     ]
     heads = ["step", "plain, ms", "off / plain", "plain / plain"]
-    return "\n".join([_about(record), "", *_table(heads, rows)])
+    return "\n".join([ran_on(record), "", *table_of(heads, rows)])
 
 
 def tuned(record: dict[str, Any]) -> str:
@@ -168,4 +168,4 @@ def tuned(record: dict[str, Any]) -> str:
         chosen = "plain decoding" if row["chosen"] is None else Setting(row["chosen"]).name
         fastest = f"{row['fastest']} ({row['speed_up'][row['fastest']]:.2f})"
         rows.append([where, f"{chosen} ({row['speed_up']['chosen']:.2f})", fastest, f"{row['of_fastest']:.2f}"])
-    return "\n".join([_about(record), "", *_table(["prompts", "chosen", "fastest", "chosen / fastest"], rows)])
+    return "\n".join([ran_on(record), "", *table_of(["prompts", "chosen", "fastest", "chosen / fastest"], rows)])

@@ -20,6 +20,7 @@ from typing import Any
 
 import bridge_tables
 import budget_tables
+import load_tables
 import serving_tables
 
 ROOT = Path(__file__).parents[1]
@@ -359,6 +360,8 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/benchmarks.md", "tuned", budget_tables.tuned),
     ("docs/benchmarks.md", "example_plugins", example_plugins),
     ("docs/benchmarks.md", "contexts", contexts),
+    ("docs/benchmarks.md", "where_it_pays", load_tables.where_it_pays),
+    ("docs/benchmarks.md", "request_rates", load_tables.request_rates),
     ("integrations/vllm/README.md", "in_vllm", bridge_tables.in_vllm),
     ("integrations/transformers/README.md", "in_transformers", bridge_tables.in_transformers),
     ("docs/serving.md", "serving", serving_tables.serving),

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from specdec_core import LLM, CompatibilityError, ConfigError, PluginError, Plugins
 from specdec_core.api.arguments import dry_run
 from specdec_core.engine import draft_kind
-from specdec_core.models.load import load_weights
+from specdec_core.models.weights import load_weights
 from specdec_core.plugins.offers import Offers
 from specdec_model_tiny import model_path
 

@@ -12,9 +12,10 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec_core import ConfigError
 from specdec_core.models import meta_load
-from specdec_core.models.load import ModelSource, load_config, load_weights
+from specdec_core.models.load import ModelSource, load_config
 from specdec_core.models.meta_load import outline
 from specdec_core.models.weight_only import SCHEMES, refuse_device
+from specdec_core.models.weights import load_weights
 
 CPU = torch.device("cpu")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torchao, about torch

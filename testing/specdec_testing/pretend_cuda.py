@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
+from os import environ
 from pathlib import Path
 from typing import Any, Self
 from unittest import mock
@@ -98,6 +99,8 @@ class PretendCuda(TorchFunctionMode):
         }
         for name, value in found.items():
             self._patches.enter_context(mock.patch.object(torch.cuda, name, value))
+        # A mode of torch functions is one thread's, and transformers would read files in others.
+        self._patches.enter_context(mock.patch.dict(environ, HF_DEACTIVATE_ASYNC_LOAD="1"))
         # A module's parameters become other objects when it is moved.
         before = torch.__future__.get_overwrite_module_params_on_conversion()
         torch.__future__.set_overwrite_module_params_on_conversion(True)

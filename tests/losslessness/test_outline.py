@@ -15,9 +15,10 @@ from rounding_quantizer import rounding_quantizer
 from specdec_core import LLM, CompatibilityError, ConfigError, SamplingParams
 from specdec_core.models import Model, meta_load as module
 from specdec_core.models.activations import activation_bytes
-from specdec_core.models.load import ModelSource, load_config, load_weights
+from specdec_core.models.load import ModelSource, load_config
 from specdec_core.models.meta_load import outline
 from specdec_core.models.model import backbone_of
+from specdec_core.models.weights import load_weights
 
 CPU = torch.device("cpu")
 DTYPES = ["float32", "bfloat16"]

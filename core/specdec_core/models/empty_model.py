@@ -15,15 +15,23 @@ from specdec_core.models.load import ModelSource, no_attention
 from specdec_core.models.sizes import wrong_sizes
 
 
-def empty_model(source: ModelSource, config: PretrainedConfig, dtype: torch.dtype) -> Any:
+def empty_model(
+    source: ModelSource,
+    config: PretrainedConfig,
+    dtype: torch.dtype,
+    attn_implementation: str | None = IMPLEMENTATION,
+) -> Any:
     """Make a model on the meta device, in evaluation mode. Raises ConfigError or CompatibilityError if transformers
-    cannot make one of this configuration."""
+    cannot make one of this configuration.
+
+    attn_implementation: the name of the attention function. None: transformers' default.
+    """
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(
                 deepcopy(config),
                 dtype=dtype,
-                attn_implementation=IMPLEMENTATION,
+                attn_implementation=attn_implementation,
                 trust_remote_code=source.trust_remote_code,
                 **({} if source.code_revision is None else {"code_revision": source.code_revision}),
             )

@@ -1,4 +1,4 @@
-"""Loads a model's configuration and weights from a checkpoint, and refuses unsupported models and damaged files."""
+"""Loads a model's configuration from a checkpoint, and refuses unsupported models and damaged files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,8 @@ from specdec_core.models.attention import IMPLEMENTATION
 from specdec_core.models.embedded import installed, resolve_model
 from specdec_core.models.families import check_layer_types
 from specdec_core.models.hub import require
-from specdec_core.models.quantization import own_quantization, quantized_loading, refuse_unknown_quantization
+from specdec_core.models.quantization import own_quantization, refuse_unknown_quantization
 from specdec_core.models.sizes import wrong_sizes
-from specdec_core.models.weight_only import refuse_unquantized
 
 
 @frozen(kw_only=True, eq=False)
@@ -159,43 +158,9 @@ def _written(path: str, revisions: Mapping[str, str]) -> dict[str, Any]:
     return {}
 
 
-def load_weights(
-    source: ModelSource, config: PretrainedConfig, *, attn_implementation: str | None = IMPLEMENTATION
-) -> Any:
-    """Load a transformers model in evaluation mode to its device. Its attention modules call the engine's attention
-    function, which uses the paged KV cache.
-
-    attn_implementation: the name of another attention function to use instead. None: transformers' default.
-
-    Raises ConfigError if the weights cannot be loaded or quantized, CompatibilityError if tensors are missing or of
-    another shape.
-    """
-    quantized = quantized_loading(source.quantization, config, source.device)
-    given = {"attn_implementation": attn_implementation, **quantized}
-
-    def load() -> tuple[Any, Mapping[str, Any]]:
-        loaded: tuple[Any, Mapping[str, Any]] = AutoModelForCausalLM.from_pretrained(
-            source.path,
-            config=config,
-            dtype=parse_dtype(source.dtype, source.device),
-            trust_remote_code=source.trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # they are reported below, by name
-            **source.revisions,
-            **{key: value for key, value in given.items() if value is not None},
-        )
-        return loaded
-
-    model = checked(source, config, load)
-    refuse_unquantized(source.quantization, model, source.path)
-    if not quantized:
-        model.to(source.device)
-    return model.eval().requires_grad_(False)
-
-
 def checked(source: ModelSource, config: PretrainedConfig, load: Callable[[], tuple[Any, Mapping[str, Any]]]) -> Any:
     """Load a model and refuse one of which tensors are missing or of another shape. Raises the errors of
-    `load_weights`.
+    `weights.load_weights`.
 
     load: returns the model, and transformers' information about what it loaded.
     """

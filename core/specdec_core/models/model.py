@@ -27,7 +27,7 @@ from specdec_core.models.embedding_and_head import EmbeddingAndHead, raw_logits,
 from specdec_core.models.families import check_length
 from specdec_core.models.fused_ops import replace_parts
 from specdec_core.models.graphs import ForwardGraphs
-from specdec_core.models.load import ModelSource, load_config, load_weights, parse_dtype
+from specdec_core.models.load import ModelSource, load_config, parse_dtype
 from specdec_core.models.mixers import adopt_mixers
 from specdec_core.models.packed_linear import PackedLinear, pack_linears, recording_shared_inputs
 from specdec_core.models.recurrent import RecurrentLayers, StatePlan
@@ -36,6 +36,7 @@ from specdec_core.models.split import connect
 from specdec_core.models.split_load import load_part, plan_split
 from specdec_core.models.split_modules import Part
 from specdec_core.models.weight_bytes import weight_bytes
+from specdec_core.models.weights import load_weights
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.padding import padded_to
 

@@ -21,6 +21,7 @@ from specdec_core.models.compatibility import refusing_failures
 from specdec_core.models.empty_model import GuessedValues, empty_model
 from specdec_core.models.families import RECURRENT
 from specdec_core.models.load import ModelSource, checked
+from specdec_core.models.placing import placing_on
 from specdec_core.models.quantization import own_quantization
 from specdec_core.models.rope import pin_positions
 from specdec_core.models.split import Cut, Split, shrink
@@ -64,7 +65,7 @@ def looking_at(empty: Any) -> Iterator[None]:
 
 def load_part(source: ModelSource, config: PretrainedConfig, info: TargetInfo, split: Split) -> Any:
     """Load a rank's part of a model to its device, in evaluation mode. The modules exchange nothing yet: see
-    `split.connect`. Raises ConfigError or CompatibilityError as `load.load_weights` does."""
+    `split.connect`. Raises ConfigError or CompatibilityError as `weights.load_weights` does."""
     whole = empty_model(source, config, info.dtype)
     base = type(whole)
 
@@ -74,7 +75,8 @@ def load_part(source: ModelSource, config: PretrainedConfig, info: TargetInfo, s
 
     def load() -> tuple[Any, Mapping[str, Any]]:
         # The class has the original's name, by which transformers finds how names in files are converted.
-        part_class: Any = type(base.__name__, (base,), {"__init__": make, "__module__": base.__module__})
+        placing = placing_on(base, source.device)
+        part_class: Any = type(base.__name__, (placing,), {"__init__": make, "__module__": base.__module__})
         loaded: tuple[Any, Mapping[str, Any]] = part_class.from_pretrained(
             None,
             config=config,

@@ -8,8 +8,9 @@ import torch
 
 from specdec_core.contracts.training import TrainingTarget
 from specdec_core.models.embedding_and_head import EmbeddingAndHead, record_embedding_and_head
-from specdec_core.models.load import ModelSource, find_device, load_config, load_weights
+from specdec_core.models.load import ModelSource, find_device, load_config
 from specdec_core.models.model import target_info_of
+from specdec_core.models.weights import load_weights
 
 
 def load_training_target(name: str, dtype: str = "auto", device: str | None = None) -> TrainingTarget:

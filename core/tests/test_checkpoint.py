@@ -41,6 +41,11 @@ class Small(torch.nn.Module):
         super().__init__()
         self.first, self.norm = torch.nn.Linear(3, 2), torch.nn.LayerNorm(2, bias=False)
         self.register_buffer("frequencies", torch.tensor([0.1, 1 / 3]), persistent=False)
+        self.dtypes_moved: set[torch.dtype] = set()
+
+    def to(self, *args: Any, **kwargs: Any) -> Small:
+        self.dtypes_moved |= {parameter.dtype for parameter in self.parameters()}
+        return super().to(*args, **kwargs)
 
 
 def rename(published: str) -> str | None:
@@ -69,6 +74,7 @@ def test_a_module_is_filled(how: str, dtype: torch.dtype, tmp_path: Path) -> Non
     for name, tensor in tensors.items():
         if (ours := rename(name)) is not None:
             assert torch.equal(module.state_dict()[ours], tensor.to(dtype)), name
+    assert module.dtypes_moved == {dtype}, "the device holds no larger copy"
     assert module.frequencies.dtype == torch.float32
     assert not module.training
     assert not any(parameter.requires_grad for parameter in module.parameters())

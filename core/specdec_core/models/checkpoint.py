@@ -226,9 +226,9 @@ class Checkpoint:
                 f"the draft {self.name!r} has weights that are quantized, or no floating-point numbers: "
                 f"{', '.join(wrong[:MOST_FAULTS])}. Use a draft in float32, float16 or bfloat16"
             )
-        for parameter in module.to(device).requires_grad_(False).eval().parameters():
-            parameter.data = parameter.data.to(dtype)
-        module.load_state_dict(ours)
+        for parameter in module.requires_grad_(False).eval().parameters():
+            parameter.data = torch.empty_like(parameter, dtype=dtype)  # what is moved has its final size
+        module.to(device).load_state_dict(ours)
         infinite = [name for name, tensor in module.state_dict().items() if not tensor.isfinite().all()]
         if infinite:
             fits = all(ours[name].isfinite().all() for name in infinite if name in ours)

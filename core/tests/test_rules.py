@@ -226,6 +226,29 @@ def test_a_row_that_is_not_finite_fails_whatever_hides_it(
     assert processed.amax(dim=1).isfinite().tolist() == [True, False, True, True]
 
 
+def test_a_processor_never_gets_logits_that_are_not_finite() -> None:
+    """Nor is it blamed for them."""
+    seen: list[bool] = []
+
+    def forbidding(logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
+        seen.append(bool(logits.amax().isfinite()))
+        return torch.full_like(logits, -torch.inf)
+
+    params = SamplingParams(logits_processors=[forbidding])
+    batch = [Ruled(params, [5], [8], DraftTree([], []), [])] * 2
+    draft = Draft.from_trees([request.tree for request in batch])
+    logits = torch.zeros(2, VOCAB)
+    logits[1, 3] = torch.nan
+    for batch_index, fault in enumerate(["the logits processors returned", "the target's logits were not finite"]):
+        asking = [request if i == batch_index else None for i, request in enumerate(batch)]
+        constraints = ConstrainedRows.of(asking, draft)
+        assert constraints is not None
+        processed = process_logits(logits, draft.host_layout.row_requests, [params] * 2, constraints)
+        assert processed[batch_index].isnan().all()
+        assert why_not_finite(constraints.constraints[0]).startswith(fault)
+    assert seen == [True, True]
+
+
 def test_a_processor_that_fails_fails_its_own_rows() -> None:
     """If a logits processor raises on some rows of logits, only those rows fail. The error message is kept only for
     the root's row."""

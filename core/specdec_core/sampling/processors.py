@@ -14,13 +14,16 @@ from specdec_core.sampling.constraints import ConstrainedRows
 def run_processors(logits: torch.Tensor, rows: ConstrainedRows) -> None:
     """Run each request's custom logits processors on its rows, in place, row by row. If a processor fails, or leaves no
     token possible, the row becomes NaN, and the request fails if verification accepts the tokens up to that row. Dead
-    (padding) nodes and rows that are not finite are skipped. On a GPU the host waits once, to know the latter."""
+    (padding) nodes are skipped. For a row that is not finite, the processors get zeros, and it stays as it is: to leave
+    it out, the host would have to wait for a GPU."""
     is_root = np.diff(rows.owners, prepend=-1) > 0
     depths, ran = rows.paths.draft.host_layout.row_depths, list[int]()
-    is_finite = logits[rows.rows].amax(dim=1).isfinite().tolist()
+    given = logits.index_select(0, rows.rows)
+    is_finite = given.amax(dim=1).isfinite()
+    logits.index_copy_(0, rows.rows, given.masked_fill(~is_finite.unsqueeze(1), 0.0))
     for position, (row, owner) in enumerate(zip(rows.host_rows.tolist(), rows.owners.tolist(), strict=True)):
         constraints = rows.constraints[owner]
-        if not is_finite[position] or (depths[row] == 0 and not is_root[position]):
+        if depths[row] == 0 and not is_root[position]:
             continue
         known, path = rows.requests[owner].token_ids, rows.paths.host_token_ids[row, : depths[row]][::-1]
         # No variable holds the history, so that its buffer is free again after the call.
@@ -31,14 +34,14 @@ def run_processors(logits: torch.Tensor, rows: ConstrainedRows) -> None:
             ran.append(position)
         else:
             logits[row] = torch.nan
-    if ran:
-        at = rows.to_device(rows.host_rows[ran])
-        processed = logits.index_select(0, at)
-        leaves_any = processed.amax(dim=1).isfinite()
-        logits.index_copy_(0, at, processed.masked_fill_(~leaves_any.unsqueeze(1), torch.nan))
-        for position, leaves in zip(ran, leaves_any, strict=True):
-            if is_root[position]:
-                rows.constraints[rows.owners[position]].leaves_any = leaves
+    processed = logits.index_select(0, rows.rows)
+    leaves_any = processed.amax(dim=1).isfinite()
+    processed.masked_fill_(~leaves_any.unsqueeze(1), torch.nan)
+    logits.index_copy_(0, rows.rows, torch.where(is_finite.unsqueeze(1), processed, given))
+    leaves_any |= ~is_finite
+    for position in ran:
+        if is_root[position]:
+            rows.constraints[rows.owners[position]].leaves_any = leaves_any[position]
 
 
 def _process(logits: torch.Tensor, processors: Sequence[LogitsProcessor], history: np.ndarray) -> str | None:

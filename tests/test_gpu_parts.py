@@ -233,8 +233,9 @@ def test_share_of_replayed_graphs(monkeypatch):
     monkeypatch.setenv("SPECDEC_DISABLE", "kernels")  # whose kernels need a real GPU
     monkeypatch.setitem(REFERENCE, "paged_attention", attention_by_bits)  # which a graph can replay
     monkeypatch.setattr(graphs, "_are_same", lambda found, expected: True)  # but for rounding
-    given = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 1}
-    decode = partial(decoding.decode, groups=[[[5, 6, 7]]], params=SamplingParams(temperature=0), num_steps=6)
+    given = {"dtype": "float32", "max_model_len": 64, "max_num_seqs": 3}
+    prompts = [[5, 6, 7], [5, 6, 8], [5, 6, 9]]  # as many requests as no step had while the engine was built
+    decode = partial(decoding.decode, groups=[prompts], params=SamplingParams(temperature=0), num_steps=6)
     with PretendCuda(), LLM("tiny", device="cuda", **given) as llm:
         shares = [decode(llm.engine).graph_share for _ in range(2)]
         found = decode(llm.engine)

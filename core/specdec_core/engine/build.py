@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from specdec_core.engine.measuring import measure_steps
 from specdec_core.engine.named_proposer import NamedProposer
 from specdec_core.engine.plugin_errors import building
 from specdec_core.engine.recurrent import RequestStates
+from specdec_core.engine.rehearsal import Branches, LentProposer, Rehearsal
 from specdec_core.engine.runner import Runner
 from specdec_core.engine.scheduler import Scheduler
 from specdec_core.engine.speculation import Speculation
@@ -42,7 +44,7 @@ from specdec_core.models.meta_load import NeedsWeightsError, Outline, outline
 from specdec_core.models.model import speed_up
 from specdec_core.ops.padding import Padding
 from specdec_core.plugins import Plugins
-from specdec_core.ranks.sharing import Sharing, sharing
+from specdec_core.ranks.sharing import Alone, Sharing, sharing
 
 CALLS = ("start", "propose", "observe", "reset", "finish")
 """The methods that every proposer must have. One that does not subclass Proposer may lack `close` and `metrics`."""
@@ -50,7 +52,10 @@ CALLS = ("start", "propose", "observe", "reset", "finish")
 
 @frozen(eq=False)
 class Parts:
-    """The parts of an `Engine`, as `build` returns them. longest_step_s: as `Engine` has it."""
+    """The parts of an `Engine`, as `build` returns them.
+
+    longest_step_s: as `Engine` has it. rehearsal: what compiles kernels before the first request; None: nothing does.
+    """
 
     target: Model
     kv: KVManager
@@ -63,6 +68,7 @@ class Parts:
     num_kv_blocks: int
     sharing: Sharing  # with other ranks
     longest_step_s: float
+    rehearsal: Rehearsal | None = None
 
 
 def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Parts:
@@ -119,7 +125,7 @@ def _built(
     token_texts, verification = TokenTexts(tokenizer), Verification(plugins, design.speculative, design.ops)
     runner = Runner(target, kv, token_texts, states)
     curve = _cost_curve(design, runner, verification, kv)
-    drafters = []
+    drafters, lent = [], []
     for method in design.methods:
         group = of_draft = None
         if method.plan.kv_layout is not None:
@@ -128,9 +134,15 @@ def _built(
                 group = shared.add_group(kv, layout, name, lookahead, is_split=method.is_split)
             of_draft = attention.of_group(group, layout.num_layers, method.ops)
         with explaining(method.config, method.spec, plugins):
-            drafters.append(_drafter(method, design, target, group, of_draft, curve, shared))
+            proposer = build_proposer(
+                method.spec, method.config.options, _build_context(method, design, target, of_draft, shared)
+            )
+        name = method.spec.name
+        drafters.append(_drafter(method, design, group, NamedProposer(proposer, name), _budget(method, design, curve)))
+        if method.plan.taps or method.plan.kv_layout is not None:
+            lent.append(_drafter(method, design, group, LentProposer(proposer, name), None))
     speculation = Speculation(drafters, device, curve, _loss_watch(design, curve))
-    return Parts(
+    parts = Parts(
         target=target,
         kv=kv,
         runner=runner,
@@ -143,6 +155,32 @@ def _built(
         sharing=shared,
         longest_step_s=token_s * config.max_num_batched_tokens,
     )
+    return parts if device.type == "cpu" else evolve(parts, rehearsal=_rehearsal(parts, design, lent))
+
+
+def _rehearsal(parts: Parts, design: Design, lent: Sequence[Drafter]) -> Rehearsal:
+    """Lend an engine's parts for its rehearsal. lent: drafters without a budget, of the methods that compute on the
+    device."""
+    device, branches, drafters = parts.runner.device, None, list(lent)
+    if design.methods:
+        branches = Branches(device)
+        drafters.insert(
+            0,
+            Drafter(
+                LentProposer(branches, branches.name),
+                Plan(observes=False),
+                num_speculative_tokens=design.num_speculative_tokens,
+                group=None,
+                max_tokens=sys.maxsize,
+                most_each=sys.maxsize,
+                vocab_size=design.target.info.vocab_size,
+                device=device,
+                ops=design.ops,
+            ),
+        )
+    speculation = Speculation(drafters, device)
+    own = evolve(parts, speculation=speculation, scheduler=_scheduler(design, parts.kv, speculation), sharing=Alone())
+    return Rehearsal(own, branches, tuple(drafter.proposer.name for drafter in lent))
 
 
 def build_proposer(spec: ProposerSpec, options: Any, context: BuildContext) -> Proposer:
@@ -187,39 +225,32 @@ def _cost_curve(design: Design, runner: Runner, verification: Verification, kv: 
     return CostCurve(measured, config.max_num_batched_tokens)
 
 
-def _drafter(
-    method: Method,
-    design: Design,
-    target: Model,
-    group: int | None,
-    attention: PagedAttention | None,
-    curve: CostCurve | None,
-    shared: Sharing,
-) -> Drafter:
-    """Build the proposer of a method, and the `Drafter` that calls it.
-
-    group, attention: the KV cache's group of the draft's own layers, and paged attention over it; None if the method's
-        plan has no kv_layout.
-    """
+def _budget(method: Method, design: Design, curve: CostCurve | None) -> Budget | None:
+    if curve is None:
+        return None
     number, layout = method.config.num_speculative_tokens, method.plan.kv_layout
-    max_tokens, most_each = _most_stored(method.plan, target.info, design.config)
-    budget = None
-    if curve is not None:
-        in_place = layout is not None and layout.keeps_nodes
-        observes = method.plan.observes
-        budget = Budget(curve, design.config.max_num_seqs, number, in_place=in_place, observes=observes)
-    proposer = build_proposer(
-        method.spec, method.config.options, _build_context(method, design, target, attention, shared)
-    )
+    in_place = layout is not None and layout.keeps_nodes
+    return Budget(curve, design.config.max_num_seqs, number, in_place=in_place, observes=method.plan.observes)
+
+
+def _drafter(
+    method: Method, design: Design, group: int | None, proposer: NamedProposer, budget: Budget | None
+) -> Drafter:
+    """Make the `Drafter` that calls a method's proposer.
+
+    group: the KV cache's group of the draft's own layers; None if the method's plan has no kv_layout.
+    """
+    target = design.target.info
+    max_tokens, most_each = _most_stored(method.plan, target, design.config)
     return Drafter(
-        NamedProposer(proposer, method.spec.name),
+        proposer,
         method.plan,
-        num_speculative_tokens=number,
+        num_speculative_tokens=method.config.num_speculative_tokens,
         group=group,
         max_tokens=max_tokens,
         most_each=most_each,
-        vocab_size=target.info.vocab_size,
-        device=target.info.device,
+        vocab_size=target.vocab_size,
+        device=target.device,
         ops=method.ops,
         budget=budget,
     )

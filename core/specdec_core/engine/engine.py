@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from itertools import count
 from threading import Lock
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ from specdec_core.config.structured_outputs import StructuredOutputs
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.report import StepReport
 from specdec_core.contracts.verifier import Verdict
-from specdec_core.engine.build import build
+from specdec_core.engine.build import Parts, build
 from specdec_core.engine.design import Speculating
 from specdec_core.engine.detokenizer import OutputText
 from specdec_core.engine.device import failure_of, use_device
@@ -71,6 +71,7 @@ class Engine:
 
     plugins: provide proposers, verifiers, KV managers and operations.
     tokenizer: None: requests and outputs are token ids only.
+    parts: of another engine, for its rehearsal; plugins are not told of its steps. None: they are built.
     """
 
     def __init__(
@@ -79,10 +80,13 @@ class Engine:
         plugins: Plugins,
         speculative_config: Speculating = None,
         tokenizer: Any = None,
+        parts: Parts | None = None,
     ) -> None:
         self._device = find_device(config.device)
-        with use_device(self._device):
-            parts = build(config, plugins, speculative_config, tokenizer)
+        self._step_finished = plugins.step_finished if parts is None else None
+        if parts is None:
+            with use_device(self._device):
+                parts = build(config, plugins, speculative_config, tokenizer)
         self.target, self.kv = parts.target, parts.kv
         self.num_speculative_tokens = parts.num_speculative_tokens  # per request and step; 0: plain decoding
         self.max_num_seqs = config.max_num_seqs
@@ -93,7 +97,6 @@ class Engine:
         self._tokenizer, self._token_texts = tokenizer, parts.token_texts
         self._grammars = Grammars(plugins, tokenizer, self.target.info, self.target.eos_token_ids)
         self.tracer: Callable[[StepTrace], None] | None = None
-        self._step_finished = plugins.step_finished
         self._abandoned = finalize(self, self._speculation.abandon)
         self._sharing = parts.sharing
         self._requests: dict[str, Request] = {}
@@ -104,6 +107,12 @@ class Engine:
         self._is_halfway = False  # in a step or its cleanup; still True later if an interrupt broke it off
         self._ids = count()
         self._seeds = random.Random(config.seed)
+        if parts.rehearsal is not None:
+            with ExitStack() as failing:
+                failing.callback(self.close)
+                with closing(Engine(config, plugins, parts=parts.rehearsal.parts)) as rehearsing:
+                    parts.rehearsal.run(rehearsing)
+                failing.pop_all()
 
     @property
     def load(self) -> Load:

@@ -1,0 +1,123 @@
+"""Completes a few tiny requests on a GPU before the first one of a user: its kernels are compiled when they are first
+launched, which takes up to seconds for each.
+
+The requests go through an engine of their own, with its own scheduler, budgets, counts and seeds. Only the target, the
+KV cache, the verifiers and the proposers are those of users' requests. So nothing is left of them but compiled kernels
+and what steps keep for later ones, such as CUDA graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from attrs import evolve, frozen
+
+from specdec_core.config.sampling import SamplingParams
+from specdec_core.contracts.draft import Draft, DraftTree
+from specdec_core.contracts.proposer import Proposer, ProposerBatch
+from specdec_core.engine.named_proposer import NamedProposer
+from specdec_core.errors import CapacityError, ConfigError, PluginError
+
+if TYPE_CHECKING:
+    from specdec_core.engine.build import Parts
+    from specdec_core.engine.engine import Engine
+    from specdec_core.engine.request import Piece, Request
+
+NUM_PROMPT_TOKENS, NUM_TOKENS = 5, 6
+"""Of each request. Together they fill no block of the default size, so that a prefix cache keeps nothing of them."""
+SALT = "rehearsal"
+"""Of the prefix cache, where blocks are smaller: no user's request finds them."""
+GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=NUM_TOKENS, ignore_eos=True)
+SAMPLED = evolve(GREEDY, temperature=1.0)
+SHAPED = evolve(SAMPLED, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1)
+BATCHES = (GREEDY,), (SAMPLED, SHAPED)
+"""Sampling parameters of requests that run together: a step of greedy requests only is verified in another way."""
+
+
+class Branches(Proposer):
+    """Drafts small trees with a wrong token before the right one. Verification accepts the second branch, so that keys
+    and values are moved.
+
+    name: as a drafting method.
+    known: int64 [num_tokens] of each request that was completed without drafts: prompt and output.
+    """
+
+    name = "branches"
+
+    def __init__(self, device: torch.device) -> None:
+        self.known: Sequence[np.ndarray] = ()
+        self._device = device
+
+    def propose(self, batch: ProposerBatch) -> Draft:
+        pairs = zip(batch.requests, batch.max_draft_tokens, strict=True)
+        return Draft.from_trees([self._tree(request.token_ids, most) for request, most in pairs], self._device)
+
+    def _tree(self, token_ids: np.ndarray, most: int) -> DraftTree:
+        size = len(token_ids)
+        for known in self.known:
+            if len(known) > size + 1 and np.array_equal(known[:size], token_ids):
+                right, after = known[size : size + 2].tolist()
+                return DraftTree([abs(right - 1), right, after][:most], [-1, -1, 1][:most])
+        return DraftTree([], [])
+
+
+class LentProposer(NamedProposer):
+    """A proposer that another engine closes."""
+
+    def close(self) -> None:
+        return
+
+
+@frozen(eq=False)
+class Rehearsal:
+    """What requests are completed with before those of users.
+
+    parts: of the engine for it; its proposers are `branches` and those of `methods`. No budget decides about drafts.
+    branches: None: nothing is drafted.
+    methods: names of the drafting methods that compute on the GPU. Others might learn from the requests.
+    """
+
+    parts: Parts
+    branches: Branches | None
+    methods: tuple[str, ...]
+
+    def run(self, engine: Engine) -> None:
+        """Complete the requests: without drafts, with trees, and with drafts of the methods.
+
+        A request that is refused is left out, as is one that does not fit or for which a plugin fails: users hear of it
+        when they send such a request. Raises DeviceError if the device fails.
+        """
+        for batch in BATCHES:
+            known = self._complete(engine, batch, ())
+            if self.branches is not None:
+                self.branches.known = known
+                self._complete(engine, batch, (self.branches.name,))
+            if self.methods:  # without a seed, which lets them sample
+                self._complete(engine, [evolve(params, seed=None) for params in batch], self.methods)
+
+    def _complete(
+        self, engine: Engine, batch: Sequence[SamplingParams], methods: tuple[str, ...]
+    ) -> Sequence[np.ndarray]:
+        """Complete a request with each of these parameters, all in the same steps, and return their tokens."""
+        size, ids = engine.target.info.vocab_size, []
+        known: dict[str, np.ndarray] = {}
+
+        def keep(request: Request, pieces: Sequence[Piece]) -> None:
+            known[request.id] = request.token_ids
+
+        try:
+            for index, params in enumerate(batch):
+                with suppress(ConfigError, CapacityError):
+                    prompt = [(index + i) % size for i in range(NUM_PROMPT_TOKENS)]
+                    given = evolve(params, speculative_methods=methods)
+                    ids.append(engine.add_request(prompt, given, keep, cache_salt=SALT))
+            with suppress(CapacityError, PluginError):
+                while engine.has_unfinished:
+                    engine.step()
+        finally:
+            engine.cancel(*ids)
+        return [*known.values()]

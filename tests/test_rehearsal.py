@@ -1,0 +1,129 @@
+"""On a (pretend) GPU an engine runs each operation of requests before the first one, and leaves no trace of that."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from specdec_core import LLM, SamplingParams
+from specdec_core.engine.rehearsal import Branches, Rehearsal
+from specdec_core.ops import REFERENCE
+from specdec_testing.pretend_cuda import PretendCuda
+
+CONFIGS: dict[str, dict[str, Any] | None] = {
+    "plain": None,
+    "ngram": {"num_speculative_tokens": 4, "prompt_lookup_min": 1},
+    "suffix": {"num_speculative_tokens": 4, "suffix_decoding_min_token_prob": 0.0},
+    "eagle3": {"eagle_topk": 4, "num_speculative_tokens": 12},
+    "draft_model": {"num_speculative_tokens": 3},
+}
+PROMPTS = ["def mean(values):\n    return ", "import os\nfor name in os"]
+PARAMS = [
+    {"temperature": 0.0},
+    {"temperature": 1.0},
+    {"temperature": 0.8, "top_k": 30, "top_p": 0.9, "min_p": 0.01, "repetition_penalty": 1.2},
+]
+SIZES: list[dict[str, Any]] = [
+    {"num_kv_blocks": 1, "max_num_seqs": 1, "max_model_len": 8},
+    {"num_kv_blocks": 2, "max_model_len": 32, "max_num_batched_tokens": 8},
+    {"num_kv_blocks": 40, "max_model_len": 24, "block_size": 1, "kv_manager": "prefix"},
+]
+
+
+@pytest.fixture(autouse=True)
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the operations that are called, in order."""
+    monkeypatch.setenv("SPECDEC_DISABLE", "kernels")
+    called: list[str] = []
+
+    def recording(name: str, operation: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            called.append(name)
+            return operation(*args, **kwargs)
+
+        return call
+
+    for name, operation in REFERENCE.items():
+        monkeypatch.setitem(REFERENCE, name, recording(name, operation))  # type: ignore[arg-type]
+    return called
+
+
+@pytest.fixture(autouse=True)
+def pretend() -> Iterator[PretendCuda]:
+    with PretendCuda() as device:
+        yield device
+
+
+def llm_of(method: str, device: str = "cuda", **options: Any) -> LLM:
+    config = CONFIGS[method]
+    config = config and {"method": method, "adaptive_draft_length": False, **config}
+    return LLM("tiny", device=device, dtype="float32", speculative_config=config, seed=3, **options)
+
+
+def completed(llm: LLM) -> list[Any]:
+    return [
+        output.outputs[0].token_ids
+        for params in PARAMS
+        for output in llm.generate(PROMPTS, SamplingParams(max_tokens=8, ignore_eos=True, **params), use_tqdm=False)
+    ]
+
+
+@pytest.mark.parametrize("method", ["plain", "ngram", "eagle3", "draft_model"])
+def test_no_operation_is_new_to_the_first_request(method: str, calls: list[str]) -> None:
+    with llm_of(method) as llm:
+        before = {*calls}
+        calls.clear()
+        completed(llm)
+        assert {*calls} <= before
+        assert {"paged_attention", "likeliest", "draw", "truncate", "penalize"} <= before
+        assert ("compact" in before) == (method != "plain")
+        assert ("residuals" in before) == (method == "draft_model"), "its drafts are sampled"
+
+
+@pytest.mark.parametrize("method", ["plain", "suffix", "eagle3", "draft_model"])
+def test_it_leaves_nothing_behind(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with llm_of(method) as llm:
+        engine = llm.engine
+        assert engine.kv.num_free_blocks == engine._num_kv_blocks
+        engine.kv.check_integrity()
+        assert engine._seeds.getstate() == random.Random(3).getstate()
+        metrics = {metric.name: metric for metric in llm.get_metrics()}
+        found = completed(llm)
+        assert engine.add_request([1], SamplingParams()) == f"request-{len(found)}"
+        counts = [metric for metric in llm.get_metrics() if "_seconds" not in metric.name]
+    monkeypatch.setattr(Rehearsal, "run", lambda self, engine: None)
+    with llm_of(method) as llm:
+        assert {metric.name: metric for metric in llm.get_metrics()} == metrics
+        assert completed(llm) == found
+        engine = llm.engine
+        engine.add_request([1], SamplingParams())
+        assert [metric for metric in llm.get_metrics() if "_seconds" not in metric.name] == counts
+
+
+@pytest.mark.parametrize("options", SIZES, ids=str)
+def test_small_engines_work(options: dict[str, Any]) -> None:
+    with llm_of("eagle3", **options) as llm:
+        assert llm.engine.kv.num_free_blocks == options["num_kv_blocks"]
+        assert not llm.engine.has_unfinished
+        params = SamplingParams(max_tokens=3, ignore_eos=True)
+        (output,) = llm.generate({"prompt_token_ids": [5, 6, 7]}, params, use_tqdm=False)
+        assert len(output.outputs[0].token_ids) == 3
+
+
+def test_an_engine_is_built_though_a_proposer_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self: Branches, batch: Any) -> None:
+        raise RuntimeError("drafts nothing")
+
+    monkeypatch.setattr(Branches, "propose", fail)
+    with llm_of("eagle3") as llm:
+        assert llm.engine.kv.num_free_blocks == llm.engine._num_kv_blocks
+        assert not llm.engine.has_unfinished
+
+
+def test_a_cpu_rehearses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Rehearsal, "run")
+    with llm_of("eagle3", device="cpu") as llm:
+        assert llm.engine.kv.num_free_blocks

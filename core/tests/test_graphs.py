@@ -16,7 +16,9 @@ from specdec_core.contracts.draft import DraftTree
 from specdec_core.contracts.kv import KVMetadata
 from specdec_core.engine.step_batch import StepBatch
 from specdec_core.models import graphs as module
-from specdec_core.models.graphs import ForwardGraphs, Inputs, Result
+from specdec_core.models.graph_inputs import Call, Inputs, PlanInputs, Tensors
+from specdec_core.models.graphed import ForwardGraphs, Result
+from specdec_core.models.graphs import Graphs
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.padding import Padding, padded_to
 from specdec_core.ops.upload import upload
@@ -65,7 +67,15 @@ def run(
     """A model whose results depend on all that attention may read."""
     owners = plan.token_requests.clamp(min=0).long()
     slots = padded_to(len(positions), plan.metadata.slot_mapping, value=-1)
-    numbers = [token_ids, positions, slots, plan.prefix_lens, plan.context_lens[owners], plan.tree_start[owners]]
+    numbers = [
+        token_ids,
+        positions,
+        plan.visibility.positions,
+        slots,
+        plan.prefix_lens,
+        plan.context_lens[owners],
+        plan.tree_start[owners],
+    ]
     own = torch.arange(plan.block_tables.shape[1], device=CUDA) < (plan.context_lens[owners].unsqueeze(1) + 15) // 16
     numbers += [plan.ancestors.sum(1), (plan.block_tables[owners] * own).sum(1), plan.token_requests]
     hidden = torch.stack([number.double() for number in numbers], dim=1)
@@ -82,14 +92,15 @@ def assert_equal(found: Result, expected: Result) -> None:
     assert torch.equal(found[1]["final"].cpu(), expected[1]["final"].cpu())
 
 
-def check(passes: list[Requests]) -> ForwardGraphs:
+def check(passes: list[Requests]) -> Graphs:
+    """Run forward passes, each as if it were run alone. The host waits for the device after each."""
     with PretendCuda():
         graphs = ForwardGraphs(run)
         for seed, requests in enumerate(passes):
             token_ids, plan, rows = inputs_of(requests, seed)
             expected = run(token_ids, plan.visibility.positions, rows, plan, None)
             assert_equal(graphs.forward(token_ids, plan.visibility.positions, plan, rows, None), expected)
-        return graphs
+        return graphs.graphs
 
 
 @settings(max_examples=60, deadline=None)
@@ -97,7 +108,7 @@ def check(passes: list[Requests]) -> ForwardGraphs:
 def test_results_are_those_of_the_usual_pass(some: list[Requests], number: int) -> None:
     graphs = check(some * number)
     assert not graphs._is_off
-    assert graphs.num_passes == len(some) * number
+    assert graphs.num_calls == len(some) * number
 
 
 CHAINS: Requests = [(9, 1, (-1, 0, 1)), (20, 1, ()), (3, 3, (-1,))]
@@ -109,14 +120,23 @@ def test_a_graph_is_used_once_it_was_right() -> None:
     assert graphs.num_replayed == 2 * (9 - 1 - module.NUM_CHECKS)
 
 
-@pytest.mark.parametrize("name", [field.name for field in fields(Inputs)])
+TENSORS = ("token_ids", "positions", "rows")
+
+
+def buffer_of(inputs: Inputs, name: str) -> torch.Tensor:
+    found = inputs.tensors[TENSORS.index(name)] if name in TENSORS else getattr(inputs.plan, name.removeprefix("plan."))
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+@pytest.mark.parametrize("name", [*TENSORS, *(f"plan.{field.name}" for field in fields(PlanInputs))])
 def test_a_buffer_that_is_not_read_anew_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     read = Inputs.read
 
     def stale(inputs: Inputs, *given: Any) -> None:
-        before = getattr(inputs, name).clone()
+        before = buffer_of(inputs, name).clone()
         read(inputs, *given)
-        getattr(inputs, name).copy_(before)
+        buffer_of(inputs, name).copy_(before)
 
     monkeypatch.setattr(module, "NUM_CHECKS", 0)
     passes = [TREES, [*reversed(TREES)], TREES]
@@ -127,12 +147,13 @@ def test_a_buffer_that_is_not_read_anew_is_noticed(monkeypatch: pytest.MonkeyPat
 
 
 def test_large_passes_and_many_rows_are_not_captured() -> None:
-    graphs = check([[(0, 300, ())]] * 5)
+    assert not check([[(0, 300, ())]] * 5)._graphs
     with PretendCuda():
+        graphs = ForwardGraphs(run)
         token_ids, plan, rows = inputs_of(CHAINS, 0)
         for _ in range(5):
             graphs.forward(token_ids, plan.visibility.positions, plan, torch.cat([rows] * 4), None)
-    assert not graphs._graphs
+    assert not graphs.graphs._graphs
 
 
 def test_results_outlive_the_next_replay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,7 +162,7 @@ def test_results_outlive_the_next_replay(monkeypatch: pytest.MonkeyPatch) -> Non
         graphs = ForwardGraphs(run)
         given = [inputs_of(CHAINS, seed) for seed in range(3)]
         found = [forward(graphs, each) for each in given]
-        assert graphs.num_replayed == 2
+        assert graphs.graphs.num_replayed == 2
         for (token_ids, plan, rows), each in zip(given, found, strict=True):
             assert_equal(each, run(token_ids, plan.visibility.positions, rows, plan, None))
 
@@ -154,8 +175,8 @@ def test_a_pass_that_waits_for_the_device_is_not_captured() -> None:
     with PretendCuda():
         graphs = ForwardGraphs(waiting)
         for _ in range(5):
-            forward(graphs, inputs_of(CHAINS, 0))
-        assert (graphs._is_off, graphs.num_replayed) == (True, 0)
+            forward(graphs, inputs_of(CHAINS, 0))[0].cpu()
+        assert (graphs.graphs._is_off, graphs.graphs.num_replayed) == (True, 0)
 
 
 def test_what_the_host_computed_is_noticed() -> None:
@@ -170,5 +191,67 @@ def test_what_the_host_computed_is_noticed() -> None:
     with PretendCuda():
         graphs = ForwardGraphs(counting)
         for seed in range(5):
-            forward(graphs, inputs_of(CHAINS, seed))
-        assert (graphs._is_off, graphs.num_replayed) == (True, 0)
+            forward(graphs, inputs_of(CHAINS, seed))[0].cpu()
+        assert (graphs.graphs._is_off, graphs.graphs.num_replayed) == (True, 0)
+
+
+def test_the_usual_call_overwrites_what_a_wrong_graph_wrote() -> None:
+    """The host's number is wrong in a graph, also in what it leaves in a cache."""
+    number = 0
+
+    def writing(call: Call) -> Tensors:
+        nonlocal number
+        number += 1
+        cache.copy_(call.tensors[0].sum() + number)
+        return (call.tensors[0] + number,)
+
+    with PretendCuda():
+        cache = torch.zeros((), device=CUDA)
+        graphs = Graphs(writing, "a function")
+        for value in range(5):
+            (result,) = graphs(Call((torch.full((1,), float(value), device=CUDA),)))
+            assert (cache.item(), result.item()) == (value + number, value + number)
+        assert graphs._is_off
+
+
+def test_checks_do_not_wait_for_the_device() -> None:
+    with PretendCuda() as pretend:
+        graphs = Graphs(lambda call: (call.tensors[0] + 1,), "a function")
+        given = torch.ones(3, device=CUDA)
+        for _ in range(9):
+            graphs(Call((given,)))
+        assert (graphs.num_replayed, pretend.waits) == (0, [])  # the device may have computed nothing
+        given.cpu()
+        graphs(Call((given,)))
+        assert (graphs.num_replayed, len(pretend.waits)) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda given: Call((given[:3].double(),)),
+        lambda given: Call((given[:3].unsqueeze(1).repeat(1, 2),)),
+        lambda given: Call((given[:3],), fixed=("i", 1)),
+        lambda given: Call((given,)),
+    ],
+    ids=["dtype", "width", "fixed", "tokens"],
+)
+def test_calls_of_another_shape_have_another_graph(monkeypatch: pytest.MonkeyPatch, other: Any) -> None:
+    monkeypatch.setattr(module, "NUM_CHECKS", 0)
+    number = {None: 0, ("i", 1): 1}
+    with PretendCuda():
+        given = torch.arange(9.0, device=CUDA)
+        for calls in ([Call((given[:3],)), other(given)], [other(given), Call((given[:3],))]):
+            graphs = Graphs(lambda call: (call.tensors[0] * 3 + number[call.fixed],), "a function")  # type: ignore[index]
+            for call in calls * 2:
+                (found,) = graphs(call)
+                expected = call.tensors[0] * 3 + number[call.fixed]  # type: ignore[index]
+                assert (found.dtype, found.cpu().tolist()) == (expected.dtype, expected.cpu().tolist())
+            assert (graphs.num_replayed, len(graphs._graphs)) == (2, 2)
+
+
+def test_calls_without_tokens_are_not_captured() -> None:
+    with PretendCuda():
+        graphs = Graphs(lambda call: (call.tensors[0] + 1,), "a function")
+        assert graphs(Call((torch.zeros(0, 3, device=CUDA),)))[0].shape == (0, 3)
+        assert not graphs._graphs

@@ -11,6 +11,7 @@ from specdec_core.contracts.verifier import Verdict
 from specdec_core.engine.logprobs import TokenTexts, add_prompt_logprobs, output_logprobs, prompt_parts, rows_of
 from specdec_core.engine.request import Request
 from specdec_core.engine.scheduler import Schedule
+from specdec_core.ops.download import Download
 from specdec_core.sampling.logprobs import TokenLogprobs
 from specdec_testing.pretend_cuda import CUDA, PretendCuda
 
@@ -76,3 +77,15 @@ def test_the_pretend_device_refuses_what_a_real_one_refuses() -> None:
         ):
             with pytest.raises((RuntimeError, TypeError)):
                 refused()
+
+
+def test_a_queued_copy_has_its_values_once_the_host_has_waited() -> None:
+    with PretendCuda() as pretend:
+        value = torch.ones(2, device=CUDA)
+        copy = Download(value)
+        value.zero_()  # the copy was queued before
+        assert (copy.get(), pretend.waits) == (None, [])
+        assert value.cpu().tolist() == [0, 0]
+        arrived = copy.get()
+        assert arrived is not None
+        assert (arrived.tolist(), len(pretend.waits)) == ([1, 1], 1)

@@ -73,6 +73,9 @@ class PretendCuda(TorchFunctionMode):
 
     Attributes: uploads, the number of elements of each tensor that was copied from the host. waits, the places at which
     the host would have waited for the device, in order, such as "nonzero at builder.py:76". graphs, the CUDA graphs.
+
+    A copy to pinned memory that is queued (non_blocking) has no values before the host waits for the device, as if the
+    device worked only then.
     """
 
     def __init__(self) -> None:
@@ -81,6 +84,7 @@ class PretendCuda(TorchFunctionMode):
         self.waits: list[str] = []
         self.graphs = PretendGraphs(run)
         self._pinned: WeakValueDictionary[int, torch.Tensor] = WeakValueDictionary()
+        self._queued: list[tuple[torch.Tensor, torch.Tensor]] = []  # copies to pinned memory, and their values
         self._patches = ExitStack()
 
     def __enter__(self) -> Self:
@@ -95,7 +99,8 @@ class PretendCuda(TorchFunctionMode):
             "CUDAGraph": self.graphs.make,
             "graph": self.graphs.capture,
             "graph_pool_handle": lambda: (0, 1),
-            "synchronize": lambda device=None: self.waits.append(f"synchronize{_place()}"),
+            "synchronize": lambda device=None: self._wait(f"synchronize{_place()}"),
+            "Event": lambda: PretendEvent(self._queued),
         }
         for name, value in found.items():
             self._patches.enter_context(mock.patch.object(torch.cuda, name, value))
@@ -118,15 +123,31 @@ class PretendCuda(TorchFunctionMode):
             pinned: torch.Tensor = _plainly(torch.Tensor.clone, args, {})
             self._pinned[id(pinned)] = pinned
             return pinned
+        if function is torch.Tensor.copy_ and self._is_queued_copy(args, kwargs):
+            self.graphs.record((function, args, kwargs, args[0]), None)
+            self._queued.append((args[0], args[1].data_on_cpu.clone()))
+            return args[0]
         result = run(function, args, kwargs)
         wait = f"{function.__name__}{_place()}" if self._waits(function, args, kwargs, result) else None
         self.graphs.record((function, args, kwargs, result), wait)
         if wait is not None:
-            self.waits.append(wait)
+            self._wait(wait)
         is_copy = function in MAKING or (function is torch.Tensor.to and not isinstance(args[0], OnCuda))
         if is_copy and isinstance(result, OnCuda):
             self.uploads.append(result.numel())
         return result
+
+    def _wait(self, what: str) -> None:
+        self.waits.append(what)
+        while self._queued:
+            target, values = self._queued.pop(0)
+            with torch.inference_mode():
+                _plainly(torch.Tensor.copy_, (target, values), {})
+
+    def _is_queued_copy(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        """Whether a call of `copy_` goes from the device to pinned memory, and the host need not wait for it."""
+        is_queued = kwargs.get("non_blocking") or any(each is True for each in args[2:])
+        return bool(is_queued) and isinstance(args[1], OnCuda) and id(args[0]) in self._pinned
 
     def _waits(self, function: Any, args: Any, kwargs: dict[str, Any], result: Any) -> bool:
         """Whether a call makes the host wait for the device."""
@@ -155,6 +176,20 @@ class PretendCuda(TorchFunctionMode):
             repeats = args[1] if len(args) > 1 else kwargs.get("repeats")
             return isinstance(repeats, OnCuda) and kwargs.get("output_size") is None
         return function in READING or (function is torch.where and len(args) == 1)
+
+
+class PretendEvent:
+    """Takes the place of torch.cuda.Event. queued: the copies that the device has still to do."""
+
+    def __init__(self, queued: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        self._queued, self._before = queued, list[tuple[torch.Tensor, torch.Tensor]]()
+
+    def record(self) -> None:
+        self._before = list(self._queued)
+
+    def query(self) -> bool:
+        """Whether the device has done what was queued before `record`."""
+        return not any(copy is queued for copy in self._before for queued in self._queued)
 
 
 def _is_on_host(index: Any) -> bool:

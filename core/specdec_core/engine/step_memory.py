@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import frozen
 
 from specdec_core.config.engine import EngineConfig
-from specdec_core.models.graphs import NUM_TOKENS
+from specdec_core.models.graph_inputs import NUM_TOKENS
 from specdec_core.models.meta_load import Outline
 
 ACTIVATIONS = 16

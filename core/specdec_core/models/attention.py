@@ -171,6 +171,22 @@ class PagedAttention:
             if self._plan is plan:  # after an interrupt this may be closed late, in the middle of another pass
                 self._plan = self._slot_mapping = self._rows = self._window = self._host_rows = None
 
+    @property
+    def plan(self) -> AttentionPlan | None:
+        """Of the current forward pass; None: there is none."""
+        return self._plan
+
+    @contextmanager
+    def replacing(self, plan: AttentionPlan) -> Iterator[None]:
+        """A context inside of a forward pass in which attention has another plan, with the same window."""
+        before = self._plan, self._slot_mapping, self._rows, self._host_rows
+        self._plan, self._slot_mapping, self._rows, self._host_rows = plan, plan.metadata.slot_mapping, None, None
+        try:
+            yield
+        finally:
+            if self._plan is plan:
+                self._plan, self._slot_mapping, self._rows, self._host_rows = before
+
     def store(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
         self._store(layer, key, value)
 

@@ -26,7 +26,7 @@ from specdec_core.models.decoder_trial import record_decoder
 from specdec_core.models.embedding_and_head import EmbeddingAndHead, raw_logits, record_embedding_and_head, table_rows
 from specdec_core.models.families import check_length
 from specdec_core.models.fused_ops import replace_parts
-from specdec_core.models.graphs import ForwardGraphs
+from specdec_core.models.graphed import ForwardGraphs
 from specdec_core.models.load import ModelSource, load_config, parse_dtype
 from specdec_core.models.mixers import adopt_mixers
 from specdec_core.models.packed_linear import PackedLinear, pack_linears, recording_shared_inputs

@@ -11,7 +11,7 @@ from attention_checks import TREE, features
 from hypothesis import given, settings, strategies as st
 from passes import CPU, Pass, Request, make_pass, passes
 
-from specdec_core.models.graphs import Inputs, Shape
+from specdec_core.models.graph_inputs import PlanInputs, PlanShape
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_kernels.gpu import OPS
 from specdec_kernels.gpu.pass_layout import device_tiles_of, tiles_of
@@ -24,20 +24,17 @@ def fixed_plan(made: Pass, num_more: int) -> AttentionPlan:
     plan = made.fresh_plan()
     seen, tables = plan.visibility, plan.metadata.block_tables
     num_paths = 0 if seen.more_slots is None else seen.more_slots.shape[1] + num_more
-    shape = Shape(
-        max(len(seen.positions), len(tables)) + num_more,
+    shape = PlanShape(
         tables.shape[1] + num_more,
         plan.metadata.block_size,
         num_paths,
         seen.num_tree_slots + num_more if num_paths else 0,
-        None,
     )
-    inputs = Inputs.empty(shape, CPU)
+    inputs = PlanInputs.empty(max(len(seen.positions), len(tables)) + num_more, shape, CPU)
     for name in ("positions", "prefix_lens", "more_slots", "context_lens", "block_tables"):  # of another forward pass
         getattr(inputs, name).fill_(3)
     inputs.block_tables.zero_()
-    token_ids, rows = torch.zeros_like(seen.positions), torch.zeros(1, dtype=torch.int64)
-    inputs.read(token_ids, seen.positions, plan, rows)
+    inputs.read(plan)
     return inputs.plan(shape, plan)
 
 
@@ -64,15 +61,15 @@ MIXED = [Request(300, 1, TREE), Request(70, 20), Request(9, 1, (-1, 0, 1)), Requ
 
 @pytest.mark.parametrize("name", ["token_requests", "prefix_lens", "more_slots", "block_tables"])
 def test_a_buffer_that_is_not_read_anew_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    read = Inputs.read
+    read = PlanInputs.read
 
-    def forgetting(inputs: Inputs, *given: Any) -> None:
+    def forgetting(inputs: PlanInputs, *given: Any) -> None:
         before = getattr(inputs, name).clone()
         read(inputs, *given)
         getattr(inputs, name).copy_(before)
 
     check(make_pass(MIXED), {}, 1)
-    monkeypatch.setattr(Inputs, "read", forgetting)
+    monkeypatch.setattr(PlanInputs, "read", forgetting)
     with pytest.raises((AssertionError, RuntimeError)):  # or of an index that is out of bounds
         check(make_pass(MIXED), {}, 1)
 

@@ -1,4 +1,4 @@
-"""A target's and a draft model's forward passes are replayed as CUDA graphs, on a pretend GPU."""
+"""Forward passes, and levels of draft heads, are replayed as CUDA graphs, on a pretend GPU."""
 
 from __future__ import annotations
 
@@ -11,18 +11,24 @@ from bits_attention import attention_by_bits
 
 from specdec_core import LLM, SamplingParams
 from specdec_core.models import graphs as module
-from specdec_core.models.graphed import ForwardGraphs
+from specdec_core.models.graphs import Graphs
 from specdec_core.ops import REFERENCE
 from specdec_core.ops.attention import paged_attention
 from specdec_core.ops.attention_plan import AttentionPlan
+from specdec_proposer_eagle.proposer import EagleProposer
 from specdec_testing.pretend_cuda import PretendCuda
 
 METHODS: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "ngram": {"num_speculative_tokens": 4, "prompt_lookup_min": 1, "prompt_lookup_max": 3},
+    "eagle": {"eagle_topk": 1, "num_speculative_tokens": 3},
     "eagle3": {"eagle_topk": 4, "num_speculative_tokens": 12},
+    "mtp": {"num_speculative_tokens": 3},
+    "mlp_speculator": {},
+    "medusa": {"speculative_token_tree": "[(0,), (1,), (0, 0), (0, 1), (1, 0)]"},
     "draft_model": {"num_speculative_tokens": 3},
 }
+HEADS = ["eagle", "eagle3", "mtp", "mlp_speculator", "medusa"]
 NUM_ROUNDS = 4
 """In which the same prompts are decoded, so that forward passes have the same shapes."""
 PROMPTS = ["def mean(values):\n    return ", "class Stack:\n    def __init__(self):\n", "import os\nfor name in os"]
@@ -51,14 +57,17 @@ def _without_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "have_same_bits", roughly_the_same)
 
 
-def decoded(device: str, method: str, temperature: float = 0.0, **options: Any) -> tuple[Any, Any, PretendCuda]:
-    """The output tokens, the target's and a draft model's ForwardGraphs, and the pretend device."""
+def decoded(
+    device: str, method: str, temperature: float = 0.0, draft: dict[str, Any] | None = None, **options: Any
+) -> tuple[Any, list[Graphs], PretendCuda]:
+    """The output tokens with the numbers of accepted ones, the graphs of the target and of the draft, and the pretend
+    device. draft: further keys of the speculative_config."""
     config = METHODS[method]
-    config = None if config is None else {"method": method, "adaptive_draft_length": False, **config}
-    made: list[ForwardGraphs] = []
-    init = ForwardGraphs.__init__
+    config = None if config is None else {"method": method, "adaptive_draft_length": False, **config, **(draft or {})}
+    made: list[Graphs] = []
+    init = Graphs.__init__
 
-    def remembering(graphs: ForwardGraphs, *given: Any) -> None:
+    def remembering(graphs: Graphs, *given: Any) -> None:
         made.append(graphs)
         init(graphs, *given)
 
@@ -67,13 +76,13 @@ def decoded(device: str, method: str, temperature: float = 0.0, **options: Any) 
         pytest.MonkeyPatch.context() as patch,
         PretendCuda() as pretend,
     ):
-        patch.setattr(ForwardGraphs, "__init__", remembering)
+        patch.setattr(Graphs, "__init__", remembering)
         with LLM(
             "tiny", device=device, dtype="float32", max_model_len=64, speculative_config=config,
             disable_log_stats=True, **options,
         ) as llm:  # fmt: skip
             outputs = [
-                output.outputs[0].token_ids
+                (output.outputs[0].token_ids, output.speculation)
                 for _ in range(NUM_ROUNDS)
                 for output in llm.generate(PROMPTS, params, use_tqdm=False)
             ]
@@ -81,23 +90,42 @@ def decoded(device: str, method: str, temperature: float = 0.0, **options: Any) 
 
 
 @pytest.mark.parametrize(
-    ("method", "temperature"), [("plain", 1.0), ("ngram", 1.0), ("eagle3", 0.0), ("draft_model", 0.0)]
+    ("method", "temperature"), [("plain", 1.0), ("ngram", 1.0), *((each, 0.0) for each in ["draft_model", *HEADS])]
 )
 def test_most_passes_are_replayed_and_tokens_are_the_same(method: str, temperature: float) -> None:
     tokens, made, pretend = decoded("cuda", method, temperature)
-    assert len(made) == (2 if method == "draft_model" else 1)
+    assert len(made) == (1 if method in ("plain", "ngram") else 2)
     for graphs in made:
-        assert graphs.graphs.num_replayed >= 3
+        assert graphs.num_replayed >= 3
     replays = sum(graph.num_replays for graph in pretend.graphs.made)
-    assert replays >= sum(graphs.graphs.num_replayed for graphs in made)
+    assert replays >= sum(graphs.num_replayed for graphs in made)
     assert tokens == decoded("cpu", method, temperature)[0]
 
 
-def test_eager_passes_have_no_graphs() -> None:
-    tokens, made, pretend = decoded("cuda", "ngram", enforce_eager=True)
+def test_sampled_drafts_of_a_head_are_the_same() -> None:
+    tokens, (_, of_head), _ = decoded("cuda", "mlp_speculator", 1.0, {"draft_sample_method": "probabilistic"})
+    assert of_head.num_replayed >= 3
+    assert tokens == decoded("cpu", "mlp_speculator", 1.0, {"draft_sample_method": "probabilistic"})[0]
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model", *HEADS])
+def test_eager_passes_have_no_graphs(method: str) -> None:
+    tokens, made, pretend = decoded("cuda", method, enforce_eager=True)
     assert not made
     assert not pretend.graphs.made
-    assert tokens == decoded("cpu", "ngram")[0]
+    assert tokens == decoded("cpu", method)[0]
+
+
+def test_a_head_may_be_eager_alone() -> None:
+    _, made, _ = decoded("cuda", "medusa", draft={"enforce_eager": True})
+    assert [graphs.num_replayed > 0 for graphs in made] == [True]
+
+
+def test_a_head_that_does_not_ask_for_graphs_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EagleProposer, "run_is_pure", False)
+    found, made, _ = decoded("cuda", "eagle")
+    assert [graphs.num_replayed > 0 for graphs in made] == [True]
+    assert found == decoded("cpu", "eagle")[0]
 
 
 def test_operations_that_read_the_host_are_not_captured(
@@ -105,9 +133,10 @@ def test_operations_that_read_the_host_are_not_captured(
 ) -> None:
     monkeypatch.setitem(REFERENCE, "paged_attention", paged_attention)  # type: ignore[arg-type]
     with caplog.at_level(logging.INFO):
-        tokens, (graphs,), _ = decoded("cuda", "eagle3")
-    assert graphs.graphs.num_replayed == 0
-    assert "starts and lengths of requests were read" in caplog.text
+        tokens, made, _ = decoded("cuda", "eagle3")
+    assert [graphs.num_replayed for graphs in made] == [0, 0]
+    for what in ("a model", "the draft head of 'eagle3'"):
+        assert f"for {what}: it cannot be captured: starts and lengths of requests were read" in caplog.text
     assert tokens == decoded("cpu", "eagle3")[0]
 
 
@@ -117,6 +146,6 @@ def test_a_graph_that_repeats_a_number_of_the_host_is_not_used(
     monkeypatch.setitem(REFERENCE, "paged_attention", reading_the_host)  # type: ignore[arg-type]
     with caplog.at_level(logging.INFO):
         tokens, (graphs,), _ = decoded("cuda", "plain")
-    assert graphs.graphs.num_replayed == 0
+    assert graphs.num_replayed == 0
     assert "gave other results" in caplog.text
     assert tokens == decoded("cpu", "plain")[0]

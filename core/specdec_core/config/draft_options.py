@@ -70,8 +70,8 @@ class DraftModelConfig:
     )
     enforce_eager: bool = option(
         flag,
-        "On a GPU, launch each kernel of a draft model's forward pass by itself, instead of a CUDA graph of all of "
-        "them. For a draft head, and on a CPU, it changes nothing.",
+        "On a GPU, launch each kernel of a draft model or head by itself, instead of a CUDA graph of all of them, as "
+        "the engine's enforce_eager does for target and draft. On a CPU it changes nothing.",
         default=False,
         hashed=False,
     )

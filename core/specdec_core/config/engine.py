@@ -102,8 +102,8 @@ class EngineConfig:
     )
     enforce_eager: bool = option(
         flag,
-        "On a GPU, launch each kernel of a forward pass by itself, instead of a CUDA graph of all of them. That takes "
-        "less memory and more time. On a CPU it changes nothing.",
+        "On a GPU, launch each kernel of target and draft by itself, instead of a CUDA graph of all of them. That "
+        "takes less memory and more time. On a CPU it changes nothing.",
         default=False,
     )
     max_model_len: int | None = option(

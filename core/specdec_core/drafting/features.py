@@ -26,11 +26,16 @@ class FeatureProposer(Proposer):
 
     A subclass implements `grower`, `run` and `logits`, and may override `fuse`.
 
+    run_is_pure: whether what `run` computes depends only on its arguments, weights and attention, and leaves nothing
+        behind but keys and values. Then it runs as a CUDA graph on a GPU, in the levels of drafts.
+
     taps: the target's hidden states that the head reads, concatenated.
     hidden_size: the head's.
     window: a token attends to this many positions of the head's KV cache; None: all.
     embedding: the head's own; None: the target's.
     """
+
+    run_is_pure = False
 
     def __init__(
         self,
@@ -43,6 +48,7 @@ class FeatureProposer(Proposer):
         assert context.attention is not None
         self._context, self._attention, self._taps, self._window = context, context.attention, taps, window
         self._embed: Callable[[torch.Tensor], torch.Tensor] = context.embed if embedding is None else embedding
+        self._run_level = context.graphed(self._run_all) if self.run_is_pure else self._run_all
         # Of each request's last slot: the input of the LM head, and the feature for the next level.
         widths = hidden_size, hidden_size
         self._last = RequestTensors(context.max_num_seqs, widths, context.target.dtype, context.device)
@@ -121,4 +127,12 @@ class FeatureProposer(Proposer):
         host. Returns what `run` does."""
         where = passed.metadata, passed.visibility
         with self._attention.forwarding(*where, window=self._window, rows=host_rows):
+            if rows is None:
+                outputs, features = self._run_level(passed.token_ids, features, passed.positions)
+                return outputs, features
             return self.run(self._embed(passed.token_ids), features, passed.positions, rows)
+
+    def _run_all(
+        self, token_ids: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, ...]:
+        return self.run(self._embed(token_ids), features, positions, None)

@@ -15,7 +15,7 @@ from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import shown
 from specdec_core.contracts.kv import KVContext, KVManager
-from specdec_core.contracts.proposer import BuildContext, Plan, Proposer, ProposerSpec
+from specdec_core.contracts.proposer import BuildContext, Plan, Proposer, ProposerSpec, as_it_is
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.engine.design import Design, Method, Speculating, explaining, make_design
 from specdec_core.engine.draft_kind import explain_target_kind
@@ -39,6 +39,8 @@ from specdec_core.errors import PluginError
 from specdec_core.kv.states import StateStore
 from specdec_core.models import Model
 from specdec_core.models.attention import PagedAttention
+from specdec_core.models.graphed import GraphedFunction
+from specdec_core.models.graphs import Pool
 from specdec_core.models.load import ModelSource, find_device
 from specdec_core.models.meta_load import NeedsWeightsError, Outline, outline
 from specdec_core.models.model import speed_up
@@ -286,16 +288,21 @@ def _build_context(
     def load_model(config: DraftModelConfig) -> Model:
         if attention is None:
             raise PluginError("a draft model needs a group in the KV cache: its plan must have a kv_layout")
-        model = shared.load(ModelSource.of_draft(config, design.target.info), method.spec.name)
+        source = evolve(ModelSource.of_draft(config, design.target.info), enforce_eager=method.is_eager)
+        model = shared.load(source, method.spec.name)
         model.attach(attention, method.ops)
         return model
 
+    device, graphed = design.target.info.device, as_it_is
+    if device.type == "cuda" and not method.is_eager and design.config.tensor_parallel_size == 1:
+        what = f"the draft head of {method.spec.name!r}"
+        graphed = partial(GraphedFunction, attention=attention, what=what, pool=Pool())
     return BuildContext(
         target=design.target.info,
         num_speculative_tokens=method.config.num_speculative_tokens,
         max_num_seqs=design.config.max_num_seqs,
         max_num_batched_tokens=design.config.max_num_batched_tokens,
-        device=design.target.info.device,
+        device=device,
         embed=target.embed,
         output_head=target.output_head,
         output_rows=target.output_rows,
@@ -303,4 +310,5 @@ def _build_context(
         load_model=load_model,
         speed_up=partial(speed_up, ops=method.ops, attention=attention),
         state=method.plan.state,
+        graphed=graphed,
     )

@@ -40,6 +40,7 @@ class Method:
     spec: ProposerSpec
     plan: Plan
     ops: Mapping[str, Callable[..., Any]]  # for the proposer's own layers and modules
+    is_eager: bool  # whether a draft model or head has no CUDA graphs on a GPU
 
     @property
     def has_model(self) -> bool:
@@ -168,7 +169,9 @@ def _method(
         plan = make_plan(spec, config.options, target.info, config.num_speculative_tokens)
     if plan.kv_layout is not None:
         contexts = [evolve(contexts[0], kv_layout=plan.kv_layout)]
-    return Method(config, spec, plan, ops.resolve(offered, contexts))
+    options = config.options
+    is_eager = engine.enforce_eager or (isinstance(options, DraftModelConfig) and options.enforce_eager)
+    return Method(config, spec, plan, ops.resolve(offered, contexts), is_eager)
 
 
 def explaining(config: SpeculativeConfig, spec: ProposerSpec, plugins: Plugins) -> AbstractContextManager[None]:

@@ -176,6 +176,11 @@ class PagedAttention:
         """Of the current forward pass; None: there is none."""
         return self._plan
 
+    @property
+    def window(self) -> int | None:
+        """Of the current forward pass."""
+        return self._window
+
     @contextmanager
     def replacing(self, plan: AttentionPlan) -> Iterator[None]:
         """A context inside of a forward pass in which attention has another plan, with the same window."""

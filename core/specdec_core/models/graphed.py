@@ -65,12 +65,14 @@ class GraphedFunction:
         self.graphs = Graphs(self._run, what, pool)
 
     def __call__(self, *tensors: torch.Tensor, **fixed: Any) -> Tensors:
-        plan = None if self._attention is None else self._attention.plan
-        return self.graphs(Call(tensors, plan, tuple(sorted(fixed.items()))))
+        attention = self._attention
+        plan, window = (None, None) if attention is None else (attention.plan, attention.window)
+        return self.graphs(Call(tensors, plan, (window, tuple(sorted(fixed.items())))))
 
     def _run(self, call: Call) -> Tensors:
-        fixed: Any = call.fixed
+        of_call: Any = call.fixed
+        fixed = dict(of_call[1])
         if self._attention is None or call.plan is None or call.plan is self._attention.plan:
-            return self._function(*call.tensors, **dict(fixed))
-        with self._attention.replacing(call.plan):
-            return self._function(*call.tensors, **dict(fixed))
+            return self._function(*call.tensors, **fixed)
+        with self._attention.replacing(call.plan):  # it has the window of the forward pass around it
+            return self._function(*call.tensors, **fixed)

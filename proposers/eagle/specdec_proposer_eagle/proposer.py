@@ -27,6 +27,8 @@ from specdec_proposer_eagle.modules import Head
 class EagleProposer(FeatureProposer):
     """Drafts with an EAGLE head, which has a KV cache of its own beside the target's."""
 
+    run_is_pure = True
+
     def __init__(
         self,
         config: EagleConfig,

@@ -49,6 +49,10 @@ class MedusaHeads(nn.Module):
             hidden = hidden + silu(layer(hidden))
         return hidden
 
+    def of_all(self, hidden: torch.Tensor, *, num_heads: int) -> tuple[torch.Tensor, ...]:
+        """Compute the inputs of the first num_heads heads' output layers, as `hidden` does."""
+        return tuple(self.hidden(i, hidden) for i in range(num_heads))
+
     def logits(self, i: int, hidden: torch.Tensor) -> torch.Tensor:
         """Apply head i's output layer: [n, hidden_size] -> [n, vocab_size]. There must be one."""
         logits: torch.Tensor = self.lm_heads[min(i, len(self.lm_heads) - 1)](hidden)

@@ -24,19 +24,27 @@ class MedusaProposer(LastHiddenProposer):
         super().__init__(config, context, shape, to_target)
         self._module, self._output_head = module, context.output_head
         context.speed_up(module)
+        self._of_all = context.graphed(module.of_all)
 
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = self.grower(batch)
         hidden = self.hidden(batch)
         roots = torch.arange(len(hidden), device=hidden.device)  # of each entry of the level, among the rows of hidden
+        # A CPU computes a head when its level is reached: drafts may end before. A GPU runs all in one CUDA graph.
+        at_once = None if hidden.device.type == "cpu" else self._of_all(hidden, num_heads=self._shape.depth)
+
+        def logits(i: int) -> torch.Tensor:
+            return self._logits(i, hidden) if at_once is None else self._output(i, at_once[i])
 
         def forward(level: Level) -> torch.Tensor:
             nonlocal roots
             roots = roots.index_select(0, level.rows)
-            return self._logits(level.depth, hidden).index_select(0, roots)
+            return logits(level.depth).index_select(0, roots)
 
-        return grow(grower, self._logits(0, hidden), forward)
+        return grow(grower, logits(0), forward)
 
     def _logits(self, i: int, hidden: torch.Tensor) -> torch.Tensor:
-        hidden = self._module.hidden(i, hidden)
+        return self._output(i, self._module.hidden(i, hidden))
+
+    def _output(self, i: int, hidden: torch.Tensor) -> torch.Tensor:
         return self._module.logits(i, hidden) if len(self._module.lm_heads) else self._output_head(hidden)

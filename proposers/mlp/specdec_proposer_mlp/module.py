@@ -54,6 +54,16 @@ class Speculator(nn.Module):
         """The state before the first head, [n, emb_dim], from the target's hidden states after its final norm."""
         return (rms_normed(hidden) / 2**0.5).to(hidden.dtype) if self._scale_input else hidden
 
+    def next_state(self, i: int, state: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor:
+        """The state that head i leaves, [n, inner_dim]. state, token_ids: as for `forward`."""
+        emb, proj, ln = (each[min(i, len(each) - 1)] for each in (self.emb, self.proj, self.ln))
+        return gelu(ln(proj(state) + self._token_weight * emb(token_ids)))
+
+    def logits(self, i: int, state: torch.Tensor) -> torch.Tensor:
+        """The logits of head i, [n, vocab], from the state that it left, [n, inner_dim]."""
+        logits: torch.Tensor = self.head[min(i, len(self.head) - 1)](state)
+        return logits
+
     def forward(self, i: int, state: torch.Tensor, token_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Run head i.
 
@@ -62,6 +72,5 @@ class Speculator(nn.Module):
 
         Returns the new state, [n, inner_dim], and logits [n, vocab].
         """
-        emb, proj, head, ln = (each[min(i, len(each) - 1)] for each in (self.emb, self.proj, self.head, self.ln))
-        state = gelu(ln(proj(state) + self._token_weight * emb(token_ids)))
-        return state, head(state)
+        state = self.next_state(i, state, token_ids)
+        return state, self.logits(i, state)

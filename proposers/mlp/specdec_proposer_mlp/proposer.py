@@ -22,6 +22,7 @@ class MLPSpeculatorProposer(LastHiddenProposer):
         self._module, self._num_candidates = module, config.n_candidates
         self._top_k = config.top_k_tokens_per_head or head.top_k_tokens_per_head
         context.speed_up(module)
+        self._next_state = context.graphed(self._run)
 
     def grower(self, batch: ProposerBatch) -> TreeGrower:
         if self._num_candidates is None:
@@ -30,11 +31,16 @@ class MLPSpeculatorProposer(LastHiddenProposer):
 
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = self.grower(batch)
-        state, logits = self._module(0, self._module.first_state(self.hidden(batch)), batch.root_token_ids)
+        (state,) = self._next_state(self.hidden(batch), batch.root_token_ids, i=0)
 
         def forward(level: Level) -> torch.Tensor:
             nonlocal state
-            state, logits = self._module(level.depth, state.index_select(0, level.rows), level.token_ids)
-            return logits
+            (state,) = self._next_state(state.index_select(0, level.rows), level.token_ids, i=level.depth)
+            return self._module.logits(level.depth, state)
 
-        return grow(grower, logits, forward)
+        return grow(grower, self._module.logits(0, state), forward)
+
+    def _run(self, state: torch.Tensor, token_ids: torch.Tensor, *, i: int) -> tuple[torch.Tensor]:
+        """The state that head i leaves. The first one reads the target's hidden states."""
+        state = state if i else self._module.first_state(state)
+        return (self._module.next_state(i, state, token_ids),)

@@ -13,6 +13,8 @@ from specdec_proposer_mtp.loading import Found, load
 class MTPProposer(FeatureProposer):
     """Drafts with one MTP module. After the first draft token, its input is its own output."""
 
+    run_is_pure = True
+
     def __init__(self, config: MTPConfig, context: BuildContext, found: Found) -> None:
         assert context.attention is not None
         target, taps = context.target, (found.family.tap(context.target.num_layers),)

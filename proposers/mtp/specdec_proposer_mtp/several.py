@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import torch
 from attrs import evolve
@@ -21,6 +23,7 @@ from specdec_core import (
 )
 from specdec_proposer_mtp.config import MTPConfig
 from specdec_proposer_mtp.loading import Found
+from specdec_proposer_mtp.module import MTPModule
 from specdec_proposer_mtp.proposer import MTPProposer
 
 
@@ -44,6 +47,7 @@ class SeveralModules(MTPProposer):
 
     def __init__(self, config: MTPConfig, context: BuildContext, found: Found) -> None:
         super().__init__(config, context, found)
+        self._run_depths = [context.graphed(partial(self._run_module, module)) for module in self._modules]
         # With each request's last token: the LM head's input, and the features for every depth but the first.
         widths = [context.target.hidden_size] * len(self._modules)
         self._last = RequestTensors(context.max_num_seqs, widths, context.target.dtype, context.device)
@@ -105,7 +109,13 @@ class SeveralModules(MTPProposer):
         """Run the module of one depth on the slots of a forward pass, with `features` [num_tokens, hidden]. Returns
         inputs of the LM head, and features for the next depth, [num_tokens, hidden] each."""
         with self._attention.forwarding(passed.metadata, passed.visibility, window=self._window):
-            return self._modules[depth].drafting(self._embed(passed.token_ids), features, passed.positions)
+            outputs, following = self._run_depths[depth](passed.token_ids, features, passed.positions)
+        return outputs, following
+
+    def _run_module(
+        self, module: MTPModule, token_ids: torch.Tensor, features: torch.Tensor, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        return module.drafting(self._embed(token_ids), features, positions)
 
 
 def _rows_with_slots(observation: Observation, depth: int) -> tuple[torch.Tensor, list[int]]:

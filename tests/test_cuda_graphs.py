@@ -10,6 +10,7 @@ import torch
 from bits_attention import attention_by_bits
 
 from specdec_core import LLM, SamplingParams
+from specdec_core.api.arguments import dry_run
 from specdec_core.models import graphs as module
 from specdec_core.models.graphs import Graphs
 from specdec_core.ops import REFERENCE
@@ -126,6 +127,16 @@ def test_a_head_that_does_not_ask_for_graphs_has_none(monkeypatch: pytest.Monkey
     found, made, _ = decoded("cuda", "eagle")
     assert [graphs.num_replayed > 0 for graphs in made] == [True]
     assert found == decoded("cpu", "eagle")[0]
+
+
+@pytest.mark.parametrize("method", ["draft_model", *HEADS])
+def test_memory_is_planned_for_the_graphs_that_there_are(method: str) -> None:
+    config = {"method": method, **(METHODS[method] or {})}
+    drafts = [None, config | {"enforce_eager": True}, config]
+    with PretendCuda():
+        plans = [dry_run("tiny", device="cuda", dtype="float32", speculative_config=draft).memory for draft in drafts]
+    of_target, of_eager_draft, of_both = (plan.step.graph_bytes for plan in plans)
+    assert of_both > of_eager_draft == of_target > 0
 
 
 def test_operations_that_read_the_host_are_not_captured(

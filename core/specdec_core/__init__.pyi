@@ -143,6 +143,7 @@ from specdec_core.models.checkpoint import (
 from specdec_core.models.decoder_stack import DecoderStack as DecoderStack
 from specdec_core.models.decoder_trial import record_layer as record_layer
 from specdec_core.models.embedded import resolve_model as resolve_model
+from specdec_core.models.graph_memory import head_graph_bytes as head_graph_bytes
 from specdec_core.models.meta_load import Outline as Outline, outline_draft as outline_draft
 from specdec_core.models.model import register_tap as register_tap
 from specdec_core.models.save import save_head as save_head

@@ -146,6 +146,25 @@ def test_a_buffer_that_is_not_read_anew_is_noticed(monkeypatch: pytest.MonkeyPat
         assert check(passes).num_replayed == 2
 
 
+WIDE: Requests = [(9, 1, (-1, -1, -1, -1))]
+DEEP: Requests = [(9, 1, (-1, -1, 0, 2))]
+MANY: Requests = [(9, 1, (-1,) * 70)]
+FEW: Requests = [(9, 30, (-1,) * 50)]
+
+
+@pytest.mark.parametrize("both", [(WIDE, DEEP), (MANY, FEW)], ids=["num_paths", "num_tree_slots"])
+def test_trees_of_another_shape_have_another_graph(monkeypatch: pytest.MonkeyPatch, both: Any) -> None:
+    monkeypatch.setattr(module, "NUM_CHECKS", 0)
+    for passes in (both, both[::-1]):
+        with PretendCuda():
+            given = [inputs_of(requests, 1) for requests in passes]
+            graphs = ForwardGraphs(run)
+            for each in given * 2:
+                token_ids, plan, rows = each
+                assert_equal(forward(graphs, each), run(token_ids, plan.visibility.positions, rows, plan, None))
+        assert (graphs.graphs.num_replayed, len(graphs.graphs._graphs)) == (2, 2)
+
+
 def test_large_passes_and_many_rows_are_not_captured() -> None:
     assert not check([[(0, 300, ())]] * 5)._graphs
     with PretendCuda():

@@ -11,6 +11,7 @@ from specdec_core import CapacityError, EngineConfig, KVLayout, Plan, TargetInfo
 from specdec_core.contracts.kv import KVManagerSpec
 from specdec_core.engine import memory as memory_module, step_memory
 from specdec_core.engine.memory import free_memory, plan_memory
+from specdec_core.models import graph_memory
 from specdec_core.models.meta_load import Outline
 from specdec_core.models.model import KVGroups
 
@@ -72,7 +73,7 @@ def test_a_gpu_has_room_for_the_largest_step(plan):
     """Of 100 tokens of vocabulary: 4 bytes for each logit and 4 for each number that is made of it. Masks of trees come
     on top."""
     bytes_per_logits, config = 100 * 4 * (1 + step_memory.COPIES), {"max_num_seqs": 64, "max_num_batched_tokens": 256}
-    activations, config = 256 * 32 * 4 * step_memory.ACTIVATIONS, config | {"enforce_eager": True}
+    activations, config = 256 * 32 * 4 * graph_memory.ACTIVATIONS, config | {"enforce_eager": True}
     for num_drafts, num_rows in ((0, 64), (2, 192), (9, 256)):
         found = plan(10 * MIB, device=GPU, gpu_memory_utilization=0.99, num_drafts=num_drafts, **config)
         bytes_per_row = bytes_per_logits + num_drafts * step_memory.PATH_BYTES
@@ -179,7 +180,7 @@ def test_many_rows_are_verified_in_parts(plan, monkeypatch):
     """What is made of logits takes room for some of the rows only; a request's are never split."""
     monkeypatch.setattr(step_memory, "MOST_LOGITS", 100 * 20)
     options = {"device": GPU, "max_num_seqs": 64, "max_num_batched_tokens": 256, "enforce_eager": True}
-    activations = 256 * 32 * 4 * step_memory.ACTIVATIONS
+    activations = 256 * 32 * 4 * graph_memory.ACTIVATIONS
     for num_drafts, num_rows, num_processed in ((0, 64, 20), (2, 192, 20), (99, 256, 100)):
         step = plan(10 * MIB, num_drafts=num_drafts, **options).step
         logits = 100 * 4 * (num_rows + num_processed * step_memory.COPIES)
@@ -205,6 +206,13 @@ def test_cuda_graphs_have_room_unless_there_are_none(plan):
         CapacityError, match=r"set enforce_eager=True \(\d+ bytes are for CUDA graphs\), or use a smaller"
     ):
         plan(MIB, device=GPU, max_num_seqs=256)
+
+
+def test_graphs_of_drafts_have_room_on_a_gpu(plan):
+    draft = Plan(graph_bytes=3 * MIB)
+    without, found = plan(100 * MIB, device=GPU).step, plan(100 * MIB, device=GPU, draft=draft).step
+    assert found.graph_bytes - without.graph_bytes == found.num_bytes - without.num_bytes == 3 * MIB
+    assert plan(100 * MIB, draft=draft).step.graph_bytes == 0
 
 
 def test_ranks_share_the_memory_of_a_cpu_and_have_a_gpu_each(plan):

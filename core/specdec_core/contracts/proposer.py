@@ -144,6 +144,7 @@ class Plan:
     scratch_slots: int = 0  # draft KV slots beyond the final ones, counted from the root's
     lookahead: int = 0  # how many later tokens a slot of the kv_layout depends on (EAGLE: 1, the next token)
     weight_bytes: int = 0
+    graph_bytes: int = 0  # of CUDA graphs on a GPU, of draft models and heads: see `head_graph_bytes`
     observes: bool = True  # False: `observe` is never called and no features are gathered
     reads_prediction: bool = False  # it drafts only for requests with a `prediction`
     top_tokens: int = 0  # how many of the target's likeliest tokens to observe at each root and node

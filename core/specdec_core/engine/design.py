@@ -171,6 +171,7 @@ def _method(
         contexts = [evolve(contexts[0], kv_layout=plan.kv_layout)]
     options = config.options
     is_eager = engine.enforce_eager or (isinstance(options, DraftModelConfig) and options.enforce_eager)
+    plan = evolve(plan, graph_bytes=0) if is_eager else plan
     return Method(config, spec, plan, ops.resolve(offered, contexts), is_eager)
 
 
@@ -193,6 +194,7 @@ def unite(plans: Sequence[Plan]) -> Plan:
         taps=tuple(dict.fromkeys(tap for plan in plans for tap in plan.taps)),
         scratch_slots=max((plan.scratch_slots for plan in plans), default=0),
         weight_bytes=sum(plan.weight_bytes for plan in plans),
+        graph_bytes=sum(plan.graph_bytes for plan in plans),
         observes=any(plan.observes for plan in plans),
         top_tokens=max((plan.top_tokens for plan in plans), default=0),
         output_rows=any(plan.output_rows for plan in plans),
@@ -222,7 +224,7 @@ def make_plan(spec: ProposerSpec, options: Any, target: TargetInfo, num_speculat
         if not isinstance(plan, Plan):
             raise TypeError(f"plan returned {shown(plan)}, not a Plan")
         sizes = {"scratch_slots": plan.scratch_slots, "weight_bytes": plan.weight_bytes}
-        sizes |= {"lookahead": plan.lookahead, "top_tokens": plan.top_tokens}
+        sizes |= {"graph_bytes": plan.graph_bytes, "lookahead": plan.lookahead, "top_tokens": plan.top_tokens}
         if plan.max_model_len is not None:
             sizes["max_model_len"] = plan.max_model_len
         for field, size in sizes.items():

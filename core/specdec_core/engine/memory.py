@@ -105,7 +105,7 @@ def plan_memory(
     states = target.kv_groups.states
     state_bytes = 0 if states is None else config.max_num_seqs * states.bytes_per_request
     left_bytes = free_bytes - target.weight_bytes - plan.weight_bytes - state_bytes
-    step = StepMemory.of(target, config, num_speculative_tokens, len(plan.taps))
+    step = StepMemory.of(target, config, num_speculative_tokens, len(plan.taps), plan.graph_bytes)
     kv_budget_bytes = _kv_budget(config.gpu_memory_utilization, left_bytes, total_bytes, step, device)
     # Nodes use slots of the request's later tokens; scratch may reach beyond the last of them.
     most = config.max_num_seqs * _blocks(max_model_len + max(0, plan.scratch_slots - 1), config.block_size)

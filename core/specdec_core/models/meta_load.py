@@ -19,6 +19,7 @@ from specdec_core.models.activations import activation_bytes
 from specdec_core.models.attention import probe
 from specdec_core.models.compatibility import check_masks
 from specdec_core.models.empty_model import empty_model
+from specdec_core.models.graph_memory import ACTIVATIONS, graph_bytes
 from specdec_core.models.load import ModelSource, load_config
 from specdec_core.models.mixers import adopt_mixers
 from specdec_core.models.model import KVGroups, backbone_of, kv_groups_of, target_info_of
@@ -55,6 +56,16 @@ class Outline:
     weight_bytes: int
     may_be_smaller: bool = False
     activation_bytes: int | None = None
+
+    @property
+    def bytes_per_token(self) -> int:
+        """`activation_bytes`, or an estimate if they are not known."""
+        return self.activation_bytes or self.info.hidden_size * self.info.dtype.itemsize * ACTIVATIONS
+
+    @property
+    def graph_bytes(self) -> int:
+        """Of the CUDA graphs of its forward passes, if it has any."""
+        return graph_bytes(self.info.vocab_size * self.info.dtype.itemsize, self.bytes_per_token)
 
     @property
     def kv_layout(self) -> KVLayout:

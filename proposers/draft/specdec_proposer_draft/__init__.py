@@ -26,6 +26,7 @@ def plan(config: DraftConfig, target: TargetInfo, num_speculative_tokens: int) -
         # The root's slot and one for each node that is forwarded: a level may exceed the rest of a request's budget.
         scratch_slots=1 + config.shape(num_speculative_tokens).num_inner,
         weight_bytes=draft.weight_bytes,
+        graph_bytes=draft.graph_bytes,
         max_model_len=config.checked_max_model_len(target.max_model_len, draft.info.max_model_len),
         state=shared_vocabulary(config, draft.info, target),
     )

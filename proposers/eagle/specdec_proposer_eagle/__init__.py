@@ -16,7 +16,7 @@ __all__ = ["EagleConfig", "specdec_proposers"]
 
 
 def plan(config: EagleConfig, target: TargetInfo, num_speculative_tokens: int, *, is_eagle3: bool) -> Plan:
-    from specdec_core import KVLayout
+    from specdec_core import KVLayout, head_graph_bytes
     from specdec_proposer_eagle.loading import find
 
     config = config.on(target.device)
@@ -30,6 +30,7 @@ def plan(config: EagleConfig, target: TargetInfo, num_speculative_tokens: int, *
         lookahead=1,
         scratch_slots=config.scratch_slots(num_speculative_tokens),
         weight_bytes=(found.num_weights + num_angles) * target.dtype.itemsize,
+        graph_bytes=head_graph_bytes(head.layer.hidden_size, 3, target.dtype),
         output_rows=config.context_tokens(has_all=head.has_all_tokens, is_aligned=head.is_aligned) > 0,
         max_model_len=config.checked_max_model_len(target.max_model_len),
         state=found,

@@ -22,12 +22,14 @@ PUBLISHED = {
 
 
 def plan(config: MedusaConfig, target: TargetInfo, num_speculative_tokens: int) -> Plan:
+    from specdec_core import head_graph_bytes
     from specdec_proposer_medusa.loading import find
 
     found = find(config, target, num_speculative_tokens)
     return Plan(
         taps=("final",),
         weight_bytes=found.num_weights * target.dtype.itemsize,
+        graph_bytes=head_graph_bytes(target.hidden_size, 1 + found.shape.depth, target.dtype),
         max_model_len=config.checked_max_model_len(target.max_model_len),
         state=found,
     )

@@ -25,12 +25,14 @@ PUBLISHED = {
 
 
 def plan(config: MLPSpeculatorConfig, target: TargetInfo, num_speculative_tokens: int) -> Plan:
+    from specdec_core import head_graph_bytes
     from specdec_proposer_mlp.loading import find
 
     found = find(config, target, num_speculative_tokens)
     return Plan(
         taps=("final",),
         weight_bytes=found.num_weights * target.dtype.itemsize,
+        graph_bytes=head_graph_bytes(found.head.inner_dim, 2 * found.head.n_predict, target.dtype),
         max_model_len=config.checked_max_model_len(target.max_model_len),
         state=found,
     )

@@ -17,6 +17,7 @@ __all__ = ["MTPConfig", "specdec_proposers"]
 
 
 def plan(config: MTPConfig, target: TargetInfo, num_speculative_tokens: int) -> Plan:
+    from specdec_core import head_graph_bytes
     from specdec_proposer_mtp.loading import find
 
     found = find(config, target, num_speculative_tokens)
@@ -26,6 +27,7 @@ def plan(config: MTPConfig, target: TargetInfo, num_speculative_tokens: int) -> 
         lookahead=found.num_depths,
         scratch_slots=num_speculative_tokens,
         weight_bytes=found.num_weights * target.dtype.itemsize,
+        graph_bytes=head_graph_bytes(target.hidden_size, 3 * found.num_depths, target.dtype),
         max_model_len=config.checked_max_model_len(target.max_model_len, found.max_model_len),
         state=found,
     )

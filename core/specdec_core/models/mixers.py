@@ -7,7 +7,8 @@ by a *site*, an attribute of the module, as for attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,16 @@ same shape."""
 
 
 @frozen(eq=False)
+class CachedStates:
+    """The states of a mixer, as the attributes of a layer of transformers' cache. Mixers of transformers 5.17 read
+    these, and call the `get_` methods of the cache in later versions."""
+
+    conv_states: tuple[torch.Tensor | None]
+    recurrent_states: tuple[torch.Tensor | None]
+    record_past: bool = False
+
+
+@frozen(eq=False)
 class StateCache:
     """The states of a batch, in place of transformers' cache. A mixer replaces or overwrites them.
 
@@ -40,6 +51,14 @@ class StateCache:
     """
 
     tensors: MutableMapping[str, torch.Tensor]
+
+    @property
+    def layers(self) -> Mapping[int, CachedStates]:
+        """The states, whichever layer is asked for."""
+        return defaultdict(lambda: CachedStates((self.get_conv_state(0),), (self.get_recurrent_state(0),)))
+
+    def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
+        return True
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> torch.Tensor | None:
         return self.tensors.get("conv")
@@ -68,6 +87,10 @@ class StateProbe:
     token."""
 
     found: list[StateTensor] = field(factory=list)
+
+    def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
+        self._check(state_idx)
+        return False
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
         self._check(state_idx)

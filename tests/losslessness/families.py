@@ -124,6 +124,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     | LATENT
     | {
         "num_layers": 2,
+        "num_hidden_layers": 4,  # each layer attends twice
         "head_dim": 8,
         "ffn_hidden_size": 96,
         "expert_ffn_hidden_size": 32,

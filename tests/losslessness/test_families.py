@@ -11,7 +11,7 @@ import random_tree
 import reference
 from families import FAMILIES, UNSUPPORTED, save_family
 
-from specdec_core import LLM, CompatibilityError, SamplingParams
+from specdec_core import LLM, CompatibilityError, Plugins, SamplingParams
 from specdec_core.models.attention import CacheSite
 from specdec_core.models.decoder_trial import RecordingSite
 
@@ -92,3 +92,15 @@ def test_what_cannot_run_faithfully_is_refused(name: str, tmp_path: Path) -> Non
     folder = save_family(name, tmp_path)
     with pytest.raises(CompatibilityError, match=UNSUPPORTED[name][2]):
         LLM(str(folder), skip_tokenizer_init=True, max_model_len=128)
+
+
+def test_layers_that_attend_twice_have_no_taps(tmp_path: Path) -> None:
+    folder = save_family("longcat_flash", tmp_path)
+    with pytest.raises(CompatibilityError, match="list of decoder layers with one attention each, and LongcatFlash"):
+        LLM(
+            str(folder),
+            plugins=Plugins.load(modules=["watching_proposer"]),
+            skip_tokenizer_init=True,
+            max_model_len=128,
+            speculative_config={"method": "watching", "num_speculative_tokens": 1, "taps": ["input.1"], "seen": []},
+        )

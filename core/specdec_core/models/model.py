@@ -201,6 +201,8 @@ class Model:
 
     def _record_decoder(self, attention_modules: Sequence[nn.Module]) -> RecordedDecoder | None:
         layers = _decoder_layers(self._model, attention_modules)
+        if layers is None:
+            return None
         backbone, longest = backbone_of(self._model, attention_modules), self.info.max_model_len
         return record_decoder(self._model, backbone, layers, attention_modules, self._factors, longest)
 
@@ -212,7 +214,13 @@ class Model:
             backbone = backbone_of(self._model, self._layer_modules)
             backbone.register_forward_hook(lambda module, args, out: keep(out.last_hidden_state))
         else:
-            register_tap(_decoder_layers(self._model, self._layer_modules), tap, keep)
+            layers = _decoder_layers(self._model, self._layer_modules)
+            if layers is None:
+                raise CompatibilityError(
+                    f"features need a list of decoder layers with one attention each, and {type(self._model).__name__} "
+                    f"has none: use a method that reads no hidden states, or those of the last layer only"
+                )
+            register_tap(layers, tap, keep)
 
 
 def _eos_token_ids(*configs: Any) -> frozenset[int]:
@@ -256,13 +264,15 @@ def backbone_of(model: nn.Module, sited: Sequence[nn.Module]) -> nn.Module:
         holder = inner
 
 
-def _decoder_layers(model: nn.Module, sited: Sequence[nn.Module]) -> nn.ModuleList:
+def _decoder_layers(model: nn.Module, sited: Sequence[nn.Module]) -> nn.ModuleList | None:
+    """Return the list of decoder layers. None: there is no list with one of the attention modules and recurrent layers
+    (`sited`) in each entry, such as in LongCat-Flash, whose layers attend twice."""
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == len(sited):
             inside = zip(module, sited, strict=True)
             if all(any(child is mixer for child in layer.modules()) for layer, mixer in inside):
                 return module
-    raise CompatibilityError(f"no list of decoder layers was found in {type(model).__name__}: features need one")
+    return None
 
 
 def register_tap(layers: nn.ModuleList, tap: str, keep: Callable[[torch.Tensor], None]) -> RemovableHandle:

@@ -118,6 +118,8 @@ _TINY = {
     "longcat_flash": {
         **_BASE,
         **_MLA,
+        "num_layers": 2,
+        "num_hidden_layers": 4,  # each layer attends twice
         "ffn_hidden_size": 24,
         "rms_norm_eps": 1e-5,
         "mla_norm_eps": 1e-6,

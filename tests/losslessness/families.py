@@ -178,14 +178,18 @@ UNSUPPORTED: dict[str, tuple[str, dict[str, Any], str]] = {
     "linear attention": ("olmo_hybrid", GATED_DELTA_NET, "linear_attention"),
     "states and attention in each layer": ("falcon_h1", {}, "hybrid"),
     "states in a family without a row": ("bamba", {"attn_layer_indices": [1]}, "linear_attention"),
-    "layers of a single kind": ("nemotron_h", {"layer_types": ["mamba", "full_attention", "mlp"]}, "nemotron_h"),
+    "layers of a single kind": (
+        "nemotron_h",
+        {"layer_types": ["linear_attention", "full_attention", "mlp"]},
+        "nemotron_h",
+    ),
     "recurrent layers alone": ("lfm2", {"layer_types": ["conv"] * 3}, "one must attend"),
     "time steps that only prompts limit": (
         "granitemoehybrid",
         EXPERTS | MAMBA | {"time_step_limit": [0.0, 0.2]},
         "one after the other",
     ),
-    "sparse attention": ("deepseek_v32", EXPERTS | SPARSE, "indexed_attention"),
+    "sparse attention": ("deepseek_v32", EXPERTS | SPARSE, "layer_types .* of 'deepseek_v32'"),
     "chunks": ("llama4_text", FAMILIES["llama4_text"] | {"attention_chunk_size": 120}, "max_model_len=120 or less"),
     "temperatures": ("llama4_text", FAMILIES["llama4_text"] | {"floor_scale": 100}, "max_model_len=99 or less"),
 }

@@ -16,8 +16,6 @@ DAILY, NIGHTLY = (
     tuple(f"gpu/test_{name}.py" for name in names.split())
     for names in ("compaction drawing elementwise likeliest truncation", "penalties residuals top_tokens verifiers")
 )
-DEPRECATED = "ignore:Conversion of an array with ndim:DeprecationWarning"
-"""What this Triton's interpreter does, and an error in the newest numpy: an older one is installed beside it."""
 MORE = ("gpu/test_attention.py", "gpu/test_linear.py", "gpu/test_compiling.py")
 
 
@@ -40,7 +38,7 @@ def test_kernels_with_the_oldest_triton(tests: tuple[str, ...], tmp_path: Path) 
     assert found.stdout.strip().startswith(f"{declared[1]}."), "it would not be the oldest that is declared"
     files = [str(KERNELS / "tests" / each) for each in tests]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", DEPRECATED, *files],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files],
         env=environment,
         capture_output=True,
         text=True,

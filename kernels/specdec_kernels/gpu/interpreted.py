@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
 
 IS_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 AS_WRITTEN = {"enable_fp_fusion": False}
 """Launch options: each operation is rounded. Where the compiler makes one of two may differ between kernels."""
+
+if triton.knobs.runtime.interpret:
+    from triton.runtime import interpreter
+
+    def _patch_lang_tensor(tensor: Any, scope: Any, patch: Any = interpreter._patch_lang_tensor) -> None:
+        """As a bound of a loop, Triton 3.6 gives Python an array that contains the number, which numpy 2.4 refuses."""
+        patch(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
+
+    interpreter._patch_lang_tensor = _patch_lang_tensor
 
 
 @triton.jit

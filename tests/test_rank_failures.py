@@ -186,7 +186,7 @@ def test_an_engine_that_cannot_be_built_leaves_no_process(started):
 
 
 SCRIPT = """
-import os, signal, sys, tempfile
+import os, signal, sys, tempfile, warnings
 from pathlib import Path
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background processes without it
 from specdec_core import LLM, SamplingParams, SpecdecError
@@ -209,6 +209,7 @@ params = SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True)
 while sys.argv[1] == "runs":
     llm.generate(["import os"], params, use_tqdm=False)
 if sys.argv[1] == "forks":
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)  # from Python 3.12 on
     forked = os.fork()
     if not forked:
         try:

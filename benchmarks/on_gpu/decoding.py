@@ -135,7 +135,7 @@ def parts_alone() -> Iterator[None]:
 def _passes(engine: Engine) -> tuple[int, int]:
     """How many forward passes of the target there were, and how many of these replayed a CUDA graph."""
     graphs = engine.target.graphs
-    return (0, 0) if graphs is None else (graphs.num_passes, graphs.num_replayed)
+    return (0, 0) if graphs is None else (graphs.graphs.num_calls, graphs.graphs.num_replayed)
 
 
 def batches(prompts: Sequence[Sequence[int]], size: int) -> list[Sequence[Sequence[int]]]:

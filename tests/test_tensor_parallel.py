@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner
 from lasting_ranks import lasting_ranks
 from tiny_setup import save_checkpoint
+from transformers import LlamaConfig
 
 from specdec_core import LLM, AsyncLLM, CompatibilityError, ConfigError, SamplingParams
 from specdec_core.api.arguments import dry_run
@@ -130,6 +131,12 @@ def test_heads_that_cannot_be_shared_are_refused(tmp_path):
     dry_run(str(folder), tensor_parallel_size=2)
     with pytest.raises(CompatibilityError, match="2 query heads and 2 key heads, which 4 ranks cannot share evenly"):
         dry_run(str(folder), tensor_parallel_size=4)
+
+
+def test_an_embedding_that_a_plan_splits_is_whole(monkeypatch):
+    """Plans of transformers 5.17 split that of a model whose LM head is tied to it."""
+    monkeypatch.setitem(LlamaConfig.base_model_tp_plan, "embed_tokens", "embedding_rowwise")
+    dry_run("tiny", tensor_parallel_size=2)
 
 
 def test_a_style_that_is_not_known_is_refused_by_name(monkeypatch):

@@ -45,5 +45,6 @@ STYLES: Mapping[str, Style] = {
     "mla_kv_a_proj": WHOLE,
     "local_params": WHOLE,
     "replicate": WHOLE,
+    "embedding_rowwise": WHOLE,  # splits the vocabulary, and adds the rows that are found
 }
 """{name in a plan: style}. In a plan, "colwise" splits the outputs of a linear layer, "rowwise" its inputs."""

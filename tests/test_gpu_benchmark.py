@@ -126,7 +126,7 @@ def test_without_cuda_the_profiler_sees_no_calls():
 def test_calls_of_a_real_gpu(work, num_blocking, num_launches):
     x = torch.ones(4, device="cuda")
     work(x)
-    with profile() as profiler:
+    with profile(acc_events=True) as profiler:
         x + 1
         with record_function(cuda_calls.REGION):
             work(x)

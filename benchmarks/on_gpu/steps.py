@@ -146,7 +146,7 @@ def profile_run(
     request_ids = prefill(engine, prompts, evolve(params, max_tokens=MAX_MODEL_LEN // 2, ignore_eos=True))
     for _ in range(num_steps):  # until proposers have context to draft from
         engine.step()
-    with profile() as profiler:
+    with profile(acc_events=True) as profiler:  # else torch 2.11 warns
         with record_function(REGION):
             num_draft_tokens = sum(engine.step().num_draft_tokens for _ in range(num_steps))
         synchronize()

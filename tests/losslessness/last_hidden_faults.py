@@ -74,8 +74,8 @@ def states_are_those_of_another_request(patch: Patch) -> None:
 
 
 def the_head_before_drafts(patch: Patch) -> None:
-    speculator, medusa = Speculator.forward, MedusaHeads.hidden
-    patch.setattr(Speculator, "forward", lambda self, i, *args: speculator(self, i if i < 2 else i - 1, *args))
+    speculator, medusa = Speculator.next_state, MedusaHeads.hidden
+    patch.setattr(Speculator, "next_state", lambda self, i, *args: speculator(self, i if i < 2 else i - 1, *args))
     patch.setattr(MedusaHeads, "hidden", lambda self, i, *args: medusa(self, max(0, i - 1), *args))
 
 

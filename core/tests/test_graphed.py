@@ -76,11 +76,16 @@ def test_windows_have_graphs_of_their_own() -> None:
     with PretendCuda():
         plain, head = Head(), Head()
         function = GraphedFunction(head.run, head.attention, "a head")
-        hidden, plan = inputs(0)
-        for window in [None, 3, 5] * 5:
+        for i, window in enumerate([None, 3, 5] * 5):
+            hidden, plan = inputs(2 * (i // 3))
             expected = called(plain.run, plain, hidden, plan, 1, window)
             assert called(function, head, hidden, plan, 1, window) == expected
         assert function.graphs.num_replayed == 3 * 2
+
+
+def test_a_function_that_returns_no_tuple_is_refused() -> None:
+    with PretendCuda(), pytest.raises(TypeError, match="returned OnCuda: return a tuple of tensors"):
+        GraphedFunction(lambda given: given, None, "a head")(torch.ones(2, device=CUDA))
 
 
 def test_an_interrupted_forward_pass_leaves_no_plan() -> None:

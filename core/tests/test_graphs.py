@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attrs import fields
+from attrs import evolve, fields
 from hypothesis import given, settings, strategies as st
 
 from specdec_core import Draft
@@ -236,13 +236,43 @@ def test_the_usual_call_overwrites_what_a_wrong_graph_wrote() -> None:
 def test_checks_do_not_wait_for_the_device() -> None:
     with PretendCuda() as pretend:
         graphs = Graphs(lambda call: (call.tensors[0] + 1,), "a function")
-        given = torch.ones(3, device=CUDA)
-        for _ in range(9):
+        for number in range(9):
+            given = torch.full((3,), float(number), device=CUDA)
             graphs(Call((given,)))
         assert (graphs.num_replayed, pretend.waits) == (0, [])  # the device may have computed nothing
         given.cpu()
         graphs(Call((given,)))
         assert (graphs.num_replayed, len(pretend.waits)) == (1, 1)
+
+
+def test_a_graph_is_not_trusted_for_inputs_that_stay_the_same() -> None:
+    """It may repeat a number of the host, which is right as long as the inputs are those of the capture."""
+    numbers: list[float] = []
+
+    with PretendCuda():
+        graphs = Graphs(lambda call: (call.tensors[0] * 0 + numbers[-1],), "a function")
+        for number in [1.0] * 9 + [2.0, 3.0]:
+            numbers.append(number)
+            (result,) = graphs(Call((torch.full((1,), number, device=CUDA),)))
+            assert result.item() == number
+        assert (graphs.num_replayed, graphs._is_off) == (0, True)
+
+
+def test_graphs_of_narrower_block_tables_are_dropped() -> None:
+    def wider(plan: AttentionPlan) -> AttentionPlan:
+        tables = torch.cat([plan.metadata.block_tables] * 9, dim=1)
+        return AttentionPlan(evolve(plan.metadata, block_tables=tables), plan.visibility, plan.padding)
+
+    with PretendCuda():
+        graphs = ForwardGraphs(run)
+        for requests in (CHAINS, TREES):
+            forward(graphs, inputs_of(requests, 0))
+        assert len(graphs.graphs._graphs) == 2
+        token_ids, plan, rows = inputs_of(CHAINS, 0)
+        forward(graphs, (token_ids, wider(plan), rows))
+        (shape,) = graphs.graphs._graphs
+        assert shape.plan is not None
+        assert shape.plan.max_blocks >= 9 * 5
 
 
 @pytest.mark.parametrize(

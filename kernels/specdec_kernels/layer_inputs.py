@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from specdec_core.ops.decoder import PRODUCTS, Angles, Cache, DecoderLayer
+from specdec_core.ops.decoder import NORMS, PRODUCTS, Angles, Cache, DecoderLayer
 
 
 def num_entering(layer: DecoderLayer) -> int:
@@ -19,7 +19,7 @@ def has_known_sizes(layer: DecoderLayer) -> bool:
     """Return whether the sizes of a layer's products and norms are those of its heads, and heads can be rotated. The
     products have `num_in` and `num_out`."""
     heads, attended, gated, down = ((each.num_out, each.num_in) for each in (getattr(layer, name) for name in PRODUCTS))
-    width, inner, norm = attended[0], down[1], layer.entering_norm
+    width, inner = attended[0], down[1]
     num_heads = layer.num_heads + 2 * layer.num_kv_heads
     wanted = [
         (num_heads * layer.head_dim, max(heads[1], width)),
@@ -27,8 +27,11 @@ def has_known_sizes(layer: DecoderLayer) -> bool:
         (2 * inner, width),
         (width, inner),
     ]
+    widths = dict.fromkeys(NORMS, width) | {"query_norm": layer.head_dim, "key_norm": layer.head_dim}
+    widths["entering_norm"] = num_entering(layer)
+    norms = ((getattr(layer, name), widths[name]) for name in NORMS)
     is_fitting = [heads, attended, gated, down] == wanted and layer.head_dim % 2 == 0
-    return is_fitting and (norm is None or len(norm.weight) == num_entering(layer))
+    return is_fitting and all(norm is None or len(norm.weight) == size for norm, size in norms)
 
 
 def check_tokens(

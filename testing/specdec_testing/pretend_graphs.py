@@ -47,7 +47,9 @@ class PretendGraphs:
         return self.made[-1]
 
     @contextmanager
-    def capture(self, graph: PretendGraph, pool: Any = None, capture_error_mode: str = "global") -> Iterator[None]:
+    def capture(
+        self, graph: PretendGraph, pool: Any = None, stream: Any = None, capture_error_mode: str = "global"
+    ) -> Iterator[None]:
         self.recording = graph
         try:
             yield

@@ -119,5 +119,6 @@ class Rehearsal:
                 while engine.has_unfinished:
                     engine.step()
         finally:
-            engine.cancel(*ids)
+            with suppress(PluginError):
+                engine.cancel(*ids)
         return [*known.values()]

@@ -156,6 +156,16 @@ class Inputs:
         if self.plan is not None and call.plan is not None:
             self.plan.read(call.plan)
 
+    def read_next(self, call: Call) -> torch.Tensor:
+        """As `read`. Returns whether the call has other inputs than the one that was read before, bool [] on their
+        device."""
+        buffers = [*self.tensors]
+        if self.plan is not None:
+            buffers += [getattr(self.plan, field.name) for field in fields(PlanInputs)]
+        before = [buffer.clone() for buffer in buffers]
+        self.read(call)
+        return torch.stack([(old != new).any() for old, new in zip(before, buffers, strict=True)]).any()
+
     def call(self, like: AttentionPlan | None) -> Call:
         """The call of the function with these buffers. like: a plan of the same model."""
         if self.plan is None or self.shape.plan is None or like is None:

@@ -73,6 +73,12 @@ class GraphedFunction:
         of_call: Any = call.fixed
         fixed = dict(of_call[1])
         if self._attention is None or call.plan is None or call.plan is self._attention.plan:
-            return self._function(*call.tensors, **fixed)
+            return _checked(self._function(*call.tensors, **fixed))
         with self._attention.replacing(call.plan):  # it has the window of the forward pass around it
-            return self._function(*call.tensors, **fixed)
+            return _checked(self._function(*call.tensors, **fixed))
+
+
+def _checked(results: Any) -> Tensors:
+    if not isinstance(results, tuple):
+        raise TypeError(f"a function that `graphed` got returned {type(results).__name__}: return a tuple of tensors")
+    return results

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cached_property
-from itertools import chain, repeat
 from typing import Any
 
 import torch
@@ -32,41 +31,67 @@ NUM_CHECKS = 2
 
 @define(eq=False)
 class Graph:
-    """A captured call. checks: whether its results had the bits of usual calls; bool on their way to the host."""
+    """A captured call. checks: of each try, whether the results had the bits of the usual call, and whether the inputs
+    were other ones than those before; bool [2] on its way to the host. num_right: tries in which both was so."""
 
     inputs: Inputs
     cuda_graph: torch.cuda.CUDAGraph
     results: Tensors
     checks: list[Download] = field(factory=list)
-    is_trusted: bool = False
+    num_right: int = 0
 
     def replay(self, call: Call) -> Tensors:
         """The next replay overwrites the graph's results, so these are copies."""
         self.inputs.read(call)
-        self.cuda_graph.replay()
-        num_tokens = len(call.tensors[0])
-        lengths = chain([num_tokens if call.num_rows is None else call.num_rows], repeat(num_tokens))
-        return tuple(each[:length].clone() for each, length in zip(self.results, lengths, strict=False))
+        return self._replay(call)
 
-    def was_right(self) -> bool | None:
-        """Whether all checks were right; None: there were too few, or the device has not computed them."""
-        found = [each.get() for each in self.checks]
-        if any(each is not None and not each for each in found):
-            return False
-        return True if len(found) >= NUM_CHECKS and all(each is not None for each in found) else None
+    def attempt(self, call: Call) -> tuple[Tensors, torch.Tensor]:
+        """Replay, to compare the results. Returns also whether the inputs are other ones than before, bool []."""
+        differs = self.inputs.read_next(call)
+        return self._replay(call), differs
+
+    def _replay(self, call: Call) -> Tensors:
+        self.cuda_graph.replay()
+        first, *others = self.results
+        num_tokens = len(call.tensors[0])
+        num_rows = num_tokens if call.num_rows is None else call.num_rows
+        return first[:num_rows].clone(), *(each[:num_tokens].clone() for each in others)
+
+    def was_wrong(self) -> bool:
+        """Look at the checks that have arrived. One that was right shows nothing if its inputs were those before."""
+        waiting = []
+        for check in self.checks:
+            if (found := check.get()) is None:
+                waiting.append(check)
+            elif not found[0]:
+                return True
+            else:
+                self.num_right += int(found[1])
+        self.checks = waiting
+        return False
+
+    @property
+    def is_trusted(self) -> bool:
+        return self.num_right >= NUM_CHECKS
 
 
 class Pool:
-    """Memory in which graphs compute. They may share it, since results are copied before the next replay."""
+    """Memory in which graphs compute. They may share it, since results are copied before the next replay. stream: on
+    which they are captured, of the device that is current then; torch's own default is of the first device that ever
+    captured."""
 
     @cached_property
     def handle(self) -> Any:
         return torch.cuda.graph_pool_handle()
 
+    @cached_property
+    def stream(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+
 
 class Graphs:
     """Runs a function's calls, of up to the largest of NUM_TOKENS, as CUDA graphs. A graph is captured when a call of
-    its shape is first made. The host never waits for the device to check it.
+    its shape is first made, for which the host waits; it does not wait for checks.
 
     run: what it computes may depend on its call and on weights only.
     what: the function, for the log, such as "a model".
@@ -94,33 +119,40 @@ class Graphs:
         found = self._tried(shape, graph, call)
         results = self._run(call)
         if graph is not None and found is not None:
-            self._check(graph, found, results)
+            self._check(graph, *found, results)
         return results
 
     def _is_trusted(self, graph: Graph) -> bool:
-        if not graph.is_trusted:
-            was_right = graph.was_right()
-            graph.is_trusted = was_right is True
-            if was_right is False:
-                self._turn_off("a graph of it gave other results than its usual call")
+        if not graph.is_trusted and graph.was_wrong():
+            self._turn_off("a graph of it gave other results than its usual call")
         return graph.is_trusted
 
-    def _tried(self, shape: Shape, graph: Graph | None, call: Call) -> Tensors | None:
-        """Capture the graph of a shape, or return its results for a call, as long as they have to be checked."""
+    def _tried(self, shape: Shape, graph: Graph | None, call: Call) -> tuple[Tensors, torch.Tensor] | None:
+        """Capture the graph of a shape, or return its results for a call, as long as they have to be checked, and
+        whether the call has other inputs than the one before."""
         if self._is_off:
             return None
         try:
             if graph is None:
+                self._drop_narrower(shape)
                 self._graphs[shape] = self._capture(shape, call)
-            elif len(graph.checks) < NUM_CHECKS:
-                return graph.replay(call)
+            elif graph.num_right + len(graph.checks) < NUM_CHECKS:
+                return graph.attempt(call)
         except Exception as error:  # of whatever code the model and plugins have; the usual call follows
             self._turn_off(f"it cannot be captured: {error}")
         return None
 
-    def _check(self, graph: Graph, found: Tensors, results: Tensors) -> None:
+    def _drop_narrower(self, shape: Shape) -> None:
+        """Free graphs for narrower block tables: tables never become narrower again."""
+        if shape.plan is not None:
+            least = shape.plan.max_blocks
+            self._graphs = {
+                key: graph for key, graph in self._graphs.items() if key.plan is None or key.plan.max_blocks >= least
+            }
+
+    def _check(self, graph: Graph, found: Tensors, differs: torch.Tensor, results: Tensors) -> None:
         try:
-            graph.checks.append(Download(have_same_bits(found, results)))
+            graph.checks.append(Download(torch.stack([have_same_bits(found, results), differs])))
         except Exception as error:  # of results that are no tensors, or of another number
             self._turn_off(f"its results cannot be compared: {error}")
 
@@ -128,7 +160,9 @@ class Graphs:
         inputs, cuda_graph = Inputs.empty(shape, call.tensors[0].device), torch.cuda.CUDAGraph()
         inputs.read(call)
         self._run(inputs.call(call.plan))  # compiles kernels, which must not happen while it is captured
-        with torch.cuda.graph(cuda_graph, pool=self._pool.handle, capture_error_mode="thread_local"):
+        options: Any = {"pool": self._pool.handle, "stream": self._pool.stream, "capture_error_mode": "thread_local"}
+        # A capture that fails leaves its stream current: the outer context restores the usual one.
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(cuda_graph, **options):
             results = self._run(inputs.call(call.plan))
         return Graph(inputs, cuda_graph, results)
 

@@ -34,6 +34,7 @@ def place_heads(
         return query
     (cos, sin), (keys, values) = angles, cache
     group = layer.num_heads // layer.num_kv_heads
+    block_group, block_half = triton.next_power_of_2(group), triton.next_power_of_2(half)
     _place[(num_tokens, layer.num_kv_heads)](
         heads,
         cos,
@@ -58,9 +59,9 @@ def place_heads(
         ROUNDS_KEY_FIRST=layer.key_norm is not None and layer.key_norm.rounds_first,
         GROUP=group,
         HALF=half,
-        BLOCK_GROUP=triton.next_power_of_2(group),
-        BLOCK_HALF=triton.next_power_of_2(half),
-        num_warps=1,
+        BLOCK_GROUP=block_group,
+        BLOCK_HALF=block_half,
+        num_warps=min(8, max(1, block_group * block_half // 512)),
         **AS_WRITTEN,
     )
     return query

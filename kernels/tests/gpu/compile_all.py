@@ -117,10 +117,13 @@ def run_layers(made: Pass, heads: Heads) -> None:
             attention_norm=norm(width, has_more_norms), down_norm=norm(width, has_more_norms),
             **dict(zip(PRODUCTS, products, strict=True)),
         )  # fmt: skip
-        positions, table = made.plan.visibility.positions, torch.ones(9, head_dim, dtype=dtype)
+        positions = made.plan.visibility.positions
+        table = torch.ones(len(positions), head_dim, dtype=dtype)
         hidden, cache = torch.ones(len(positions), width, dtype=dtype), (made.keys, made.values)
         slots = torch.full_like(positions, -1)
-        OPS["fuse_layers"]([layer])(hidden, [(table, table)], positions, [cache], slots, made.fresh_plan(), None)
+        run = OPS["fuse_layers"]([layer])
+        for rows in (positions, None):
+            run(hidden, [(table, table)], rows, [cache], slots, made.fresh_plan(), None)
 
 
 def verify(has_few_tokens: bool) -> None:

@@ -158,6 +158,8 @@ def test_layers_that_it_does_not_know_are_left_to_the_model(data: Any) -> None:
     assert fuse([layer, evolve(other, down=lambda rows: rows)]) is None
     assert fuse([evolve(other, entering_norm=Norm(torch.ones(WIDTH), 1e-5, True))]) is None  # nothing enters
     assert fuse([layer, evolve(other, num_heads=other.num_heads + 1)]) is None
+    assert fuse([layer, evolve(other, mlp_norm=Norm(torch.ones(WIDTH - 1), 1e-5, True))]) is None
+    assert fuse([layer, evolve(other, key_norm=Norm(torch.ones(8), 1e-5, True))]) is None
     assert fuse([layer, evolve(other, activation="relu")]) is None
 
 

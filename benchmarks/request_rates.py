@@ -24,8 +24,8 @@ from specdec_core import LLM, SamplingParams
 from specdec_tools.latencies import percentiles
 from specdec_tools.loads import Rate, serve
 
-RATES = (1, 4, 16, 32, 64)
-"""Requests per second. More than 64 are more than plain decoding can answer here."""
+RATES = (1, 4, 16, 32)
+"""Requests per second. 32 are about as many as plain decoding can answer here."""
 SECONDS, FEWEST_REQUESTS = 6, 12
 """Of arrivals."""
 NUM_OUTPUT_TOKENS = 128

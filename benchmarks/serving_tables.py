@@ -38,7 +38,7 @@ def prefix_cache(record: dict[str, Any]) -> str:
         acceptance = "-" if is_plain else f"{lengths['prefix']:.2f}, {lengths['paged']:.2f}"
         name = "plain" if is_plain else f"`{row['method']}`"
         lines.append(
-            f"| {name} | {row['cached_tokens']:,} | {row['first_token_of_cold']:.2f} | {acceptance} | "
+            f"| {name} | {row['cached_tokens']:,.0f} | {row['first_token_of_cold']:.2f} | {acceptance} | "
             f"{row['same_output']} of {row['conversations']} |"
         )
     return "\n".join(lines)

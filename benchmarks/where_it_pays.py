@@ -10,6 +10,7 @@ tokens per second. Prompts count, so that short outputs are mostly prefill.
 from __future__ import annotations
 
 import argparse
+import json
 import random
 from itertools import product
 from pathlib import Path
@@ -40,14 +41,18 @@ def speed_up(llms: dict[str, LLM], kind: str, temperature: float, batch: int, le
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--resume", action="store_true", help="keep the figures that the output has already")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--out", type=Path, default=RESULTS / "where_it_pays.json")
     args = parser.parse_args()
     record: dict[str, Any] = {"command": command("where_it_pays.py"), "machine": machine(), "method": METHOD}
     record |= {"rounds": args.rounds, "usual_length": USUAL_LENGTH, "rows": []}
+    if args.resume:
+        record["rows"] = json.loads(args.out.read_text(encoding="utf-8"))["rows"]
     cells = [(1, length) for length in LENGTHS] + [(batch, USUAL_LENGTH) for batch in BATCHES if batch > 1]
     with LLM("tiny") as plain, LLM("tiny", speculative_config=METHOD) as drafts:
-        for (batch, length), kind, temperature in product(cells, KINDS, TEMPERATURES):
+        todo = [*product(cells, KINDS, TEMPERATURES)][len(record["rows"]) :]
+        for (batch, length), kind, temperature in todo:
             figure = speed_up({"plain": plain, "drafts": drafts}, kind, temperature, batch, length, args.rounds)
             row = {"prompts": kind, "temperature": temperature, "batch_size": batch, "num_output_tokens": length}
             record["rows"].append({**row, "speed_up": figure})

@@ -245,6 +245,18 @@ def test_checks_do_not_wait_for_the_device() -> None:
         assert (graphs.num_replayed, len(pretend.waits)) == (1, 1)
 
 
+def test_a_result_of_another_shape_is_noticed(caplog: pytest.LogCaptureFixture) -> None:
+    sizes: list[int] = []
+
+    with PretendCuda(), caplog.at_level("INFO"):
+        graphs = Graphs(lambda call: (call.tensors[0][:, None].expand(-1, sizes[-1]) + 0,), "a function")
+        for size in (1, 3, 3):
+            sizes.append(size)
+            graphs(Call((torch.ones(2, device=CUDA),)))
+        assert graphs._is_off
+    assert "the graph's result is [2, 1], not [2, 3]" in caplog.text
+
+
 def test_a_graph_is_not_trusted_for_inputs_that_stay_the_same() -> None:
     """It may repeat a number of the host, which is right as long as the inputs are those of the capture."""
     numbers: list[float] = []

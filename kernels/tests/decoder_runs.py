@@ -189,3 +189,15 @@ def assert_that_it_matters(part: str, run: Run) -> None:
         layers[at] = evolve(layers[at], **{part: PARTS[part](getattr(layers[at], part))})
         run.drawn.layers = layers
         assert (run.fused() - found).abs().max() > 1e-3
+
+
+def assert_that_others_are_left(ops: Any, data: Any) -> None:
+    """Assert that `fuse_layers` returns None for layers that it does not know, or whose sizes do not fit."""
+    fuse, (layer, other) = ops["fuse_layers"], Drawn(ops, data, torch.float32).layers
+    assert fuse([layer, other]) is not None
+    assert fuse([layer, evolve(other, down=lambda rows: rows)]) is None
+    assert fuse([evolve(other, entering_norm=Norm(torch.ones(WIDTH), 1e-5, True))]) is None  # nothing enters
+    assert fuse([layer, evolve(other, num_heads=other.num_heads + 1)]) is None
+    assert fuse([layer, evolve(other, mlp_norm=Norm(torch.ones(WIDTH - 1), 1e-5, True))]) is None
+    assert fuse([layer, evolve(other, key_norm=Norm(torch.ones(8), 1e-5, True))]) is None
+    assert fuse([layer, evolve(other, activation="relu")]) is None

@@ -7,12 +7,20 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from decoder_runs import LONGEST, PARTS, TREE, WIDTH, Drawn, Run, assert_as_exact_as_torch, assert_that_it_matters
+from decoder_runs import (
+    LONGEST,
+    PARTS,
+    TREE,
+    Drawn,
+    Run,
+    assert_as_exact_as_torch,
+    assert_that_it_matters,
+    assert_that_others_are_left,
+)
 from hypothesis import given, settings, strategies as st
 from passes import Request
 
 from specdec_core.ops import REFERENCE
-from specdec_core.ops.decoder import Norm
 from specdec_kernels.cpu import OPS, lanes
 from specdec_kernels.cpu.lanes import is_supported
 
@@ -244,11 +252,5 @@ def test_the_strides_of_hidden_states_do_not_matter(data: Any) -> None:
 @settings(max_examples=1, deadline=None)
 @given(data=st.data())
 def test_layers_that_it_does_not_know_are_left_to_the_model(data: Any) -> None:
-    fuse, (layer, other) = OPS["fuse_layers"], Drawn(OPS, data, torch.float32).layers
-    assert fuse([layer, other]) is not None
-    assert fuse([layer, evolve(other, down=lambda rows: rows)]) is None
-    assert fuse([evolve(other, entering_norm=Norm(torch.ones(WIDTH), 1e-5, True))]) is None  # nothing enters
-    assert fuse([layer, evolve(other, num_heads=other.num_heads + 1)]) is None
-    assert fuse([layer, evolve(other, mlp_norm=Norm(torch.ones(WIDTH - 1), 1e-5, True))]) is None
-    assert fuse([layer, evolve(other, key_norm=Norm(torch.ones(8), 1e-5, True))]) is None
-    assert REFERENCE["fuse_layers"]([layer, other]) is None
+    assert_that_others_are_left(OPS, data)
+    assert REFERENCE["fuse_layers"](Drawn(OPS, data, torch.float32).layers) is None

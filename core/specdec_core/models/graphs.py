@@ -174,6 +174,9 @@ class Graphs:
 
 
 def have_same_bits(found: Tensors, expected: Tensors) -> torch.Tensor:
-    """Return whether all numbers are the same, as a bool on their device. NaN is the same as NaN."""
-    pairs = zip(found, expected, strict=True)
+    """Return whether all numbers are the same, as a bool on their device. NaN is the same as NaN. Raises ValueError if
+    there are other shapes, or another number of tensors."""
+    pairs = [*zip(found, expected, strict=True)]
+    if wrong := [f"{list(a.shape)}, not {list(b.shape)}" for a, b in pairs if a.shape != b.shape]:
+        raise ValueError(f"the graph's result is {wrong[0]}")
     return torch.stack([((a == b) | (a.isnan() & b.isnan())).all() for a, b in pairs]).all()

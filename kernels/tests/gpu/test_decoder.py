@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 import torch
 from attrs import evolve
-from decoder_runs import LONGEST, PARTS, TREE, WIDTH, Drawn, Run, assert_as_exact_as_torch, assert_that_it_matters
+from decoder_runs import (
+    LONGEST,
+    PARTS,
+    TREE,
+    Run,
+    assert_as_exact_as_torch,
+    assert_that_it_matters,
+    assert_that_others_are_left,
+)
 from hypothesis import Phase, given, settings, strategies as st
 from passes import Request
 
@@ -153,14 +161,7 @@ def test_what_does_not_fit_is_refused(data: Any) -> None:
 @few(1)
 @given(data=st.data())
 def test_layers_that_it_does_not_know_are_left_to_the_model(data: Any) -> None:
-    fuse, (layer, other) = OPS["fuse_layers"], Drawn(OPS, data, torch.float32).layers
-    assert fuse([layer, other]) is not None
-    assert fuse([layer, evolve(other, down=lambda rows: rows)]) is None
-    assert fuse([evolve(other, entering_norm=Norm(torch.ones(WIDTH), 1e-5, True))]) is None  # nothing enters
-    assert fuse([layer, evolve(other, num_heads=other.num_heads + 1)]) is None
-    assert fuse([layer, evolve(other, mlp_norm=Norm(torch.ones(WIDTH - 1), 1e-5, True))]) is None
-    assert fuse([layer, evolve(other, key_norm=Norm(torch.ones(8), 1e-5, True))]) is None
-    assert fuse([layer, evolve(other, activation="relu")]) is None
+    assert_that_others_are_left(OPS, data)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

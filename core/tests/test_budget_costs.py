@@ -101,6 +101,33 @@ def test_a_few_plain_steps_in_a_row_correct_the_curve() -> None:
     assert curve.seconds[1] == pytest.approx(0.5)
 
 
+@pytest.mark.parametrize("slowdown", [1.0, 2.0])
+def test_sizes_that_are_rarely_measured_are_corrected(slowdown: float) -> None:
+    """As when requests do not draft, and are tried again from time to time."""
+    curve, rare = CostCurve({1: 1.0, 24: 2.0}, 64), 300
+    for step in range(3 * rare + NUM_BETWEEN):
+        is_late = step > rare
+        curve.add(1, slowdown if is_late else 1.0)
+        if step % rare == 0:
+            curve.add(24, 2.5 * (slowdown if is_late else 1.0))
+        if step == 2 * rare:
+            assert curve.at(24) == pytest.approx(2.0 * slowdown), "two measurements are too few"
+    assert curve.at(24) == pytest.approx(2.5 * slowdown)
+
+
+def test_one_step_far_below_the_estimate_counts_at_once() -> None:
+    """Sampled drafts of one request say nothing about batches, whose larger steps seem as dear until one is run."""
+    curve = CostCurve({1: 1.0, 16: 2.0, 64: 4.0}, 64)
+    for _ in range(NUM_BETWEEN):
+        curve.add(16, 6.0)
+    assert curve.at(24) > 3 * 2.0
+    for seconds, expected in ((50.0, 6.5), (2.5, 2.5)):
+        curve.add(24, seconds)
+        for _ in range(NUM_BETWEEN):
+            curve.add(4, 2.0)
+        assert curve.at(24) == pytest.approx(expected, rel=0.2), "it may have been interrupted, but not sped up"
+
+
 def test_a_smaller_batch_than_any_before_seems_cheap() -> None:
     """It takes at least its share of the time of a larger one. More would make it seem too dear to try."""
     measured = Clock()

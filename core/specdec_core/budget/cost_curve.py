@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from math import ceil, log
 from statistics import median
@@ -19,7 +20,8 @@ NUM_REFRESHED = 8
 NUM_UNMEASURED = 32
 """Measured steps after which a number of tokens counts as not measured lately, or never."""
 NUM_NEEDED = 3
-"""Measurements that it takes to correct the table."""
+"""Measurements that it takes to correct the table. Older ones than MOST_AGE are used where a size is measured so rarely
+that there are no others, as if they had been taken under the present load."""
 DOUBTFUL = 1.5
 """By how many times the load has to change until sizes that were not measured since are doubtful."""
 NOISE, OF_SIZES, NEWEST_WEIGHT = 0.063, 0.027, 0.1
@@ -38,7 +40,8 @@ class CostCurve:
     The shape of the curve is measured when the engine is built. Steps that the engine runs correct it: for numbers of
     tokens of similar size (a bin), by the mean ratio of the steps' times to the curve. A bin that never had a step
     takes the ratio of its neighbors. If a bin had none lately, its ratio changes by as much as those of the others. So
-    the estimates follow longer contexts, sampling parameters and the load of the machine.
+    the estimates follow longer contexts, sampling parameters and the load of the machine. A single step counts where it
+    is far below the estimate: an interruption makes steps slower, and nothing makes them faster.
 
     measured: seconds by number of tokens, for one or more numbers.
     max_tokens: the most tokens of a forward pass.
@@ -51,6 +54,7 @@ class CostCurve:
         self._sizes = np.array(list(sizes_up_to(max_tokens)))  # of the bins
         self._logs = np.log(np.arange(1, max_tokens + 1))
         self._recent = [Recent(MOST_AGE) for _ in self._sizes]
+        self._newest = [deque[float](maxlen=NUM_NEEDED) for _ in self._sizes]  # ratios, divided by the load
         self._ratios: dict[int, float] = {}  # of the bins that were measured
         self.load, self._noise = 1.0, NOISE
         self._load_at: dict[int, float] = {}  # of each bin: when it was last measured
@@ -69,6 +73,7 @@ class CostCurve:
         self._num_steps += number - 1
         for _ in range(min(number, NUM_NEEDED)):
             self._recent[nearest].add(seconds / expected_s, self._num_steps + 1)
+            self._newest[nearest].append(seconds / expected_s / self.load)
         self._measured_at[nearest] = self._num_steps + 1
         self._count_step()
 
@@ -124,7 +129,8 @@ class CostCurve:
         measured = [i for i, at in enumerate(self._measured_at) if at > last]
         means = {i: self._recent[i].mean(self._num_steps, NUM_NEEDED) for i in measured}
         fresh = {i: ratio for i, ratio in means.items() if ratio is not None}
-        if not fresh:
+        rare = {i: ratio for i in measured if i not in fresh and (ratio := self._of_few(i)) is not None}
+        if not fresh and not rare:
             return
         changes = {i: ratio / self._ratios[i] for i, ratio in fresh.items() if i in self._ratios}
         # Where drafting starts or stops, all other sizes are measured than before.
@@ -135,12 +141,20 @@ class CostCurve:
         else:
             change = median(changes.values() or [1.0]) ** (self._noise / (self._noise + OF_SIZES))
         self.load *= change
-        self._ratios = {i: ratio * change for i, ratio in self._ratios.items()} | fresh
-        self._load_at |= dict.fromkeys(fresh, self.load)
-        self._last = list(fresh)
+        self._ratios = {i: ratio * change for i, ratio in (self._ratios | rare).items()} | fresh
+        self._load_at |= dict.fromkeys([*fresh, *rare], self.load)
+        self._last = list(fresh) or self._last
         known = sorted(self._ratios)
         of_each = np.interp(self._logs, np.log(self._sizes[known]), [self._ratios[i] for i in known])
         self.seconds = _never_falling(self._base * np.concatenate([of_each[:1], of_each]))
+
+    def _of_few(self, nearest: int) -> float | None:
+        """The ratio of a bin that had fewer steps lately than are needed; None: too little is known."""
+        newest, size = self._newest[nearest], self._sizes[nearest]
+        last = newest[-1] * self.load
+        if last * DOUBTFUL < self.seconds[size] / self._base[size]:
+            return last
+        return median(newest) * self.load if len(newest) == NUM_NEEDED else None
 
 
 def sizes_up_to(most: int) -> Iterator[int]:

@@ -56,7 +56,7 @@ def test_the_draft_vocabulary_is_small():
         ("draft_model", {}, 2.65),
         ("mtp", {"num_speculative_tokens": 5}, 3.3),
         ("medusa", {}, 2.05),
-        ("medusa", {"num_speculative_tokens": 63}, 2.3),
+        ("medusa", {"num_speculative_tokens": 63}, 2.45),
         ("mlp_speculator", {}, 2.35),
         ("mlp_speculator", {"n_candidates": 8}, 2.8),
     ],
@@ -65,7 +65,7 @@ def test_it_is_found_and_right_about_many_tokens(method, options, least, plain):
     """Without `model` in speculative_config, the shipped draft of the method is loaded. Outputs equal those of plain
     decoding, and the acceptance length exceeds `least`.
 
-    Measured acceptance lengths, in order: 2.98, 3.72, 2.93, 3.86, 2.77, 3.43, 2.14, 2.40, 2.44 and 2.90. With a fault
+    Measured acceptance lengths, in order: 2.98, 3.72, 2.93, 3.86, 2.77, 3.43, 2.14, 2.53, 2.44 and 2.90. With a fault
     in EAGLE-3: 2.74 and 3.10 if it reads the hidden states of the next layers.
     """
     with LLM("tiny", dtype="float32", speculative_config={"method": method, **FIXED, **options}) as llm:

@@ -116,7 +116,7 @@ def test_sizes_that_are_rarely_measured_are_corrected(slowdown: float) -> None:
 
 
 def test_one_step_far_below_the_estimate_counts_at_once() -> None:
-    """Sampled drafts of one request say nothing about batches, whose larger steps seem as dear until one is run."""
+    """What sampled drafts of one request cost says little about batches. Their steps seem as dear until one is run."""
     curve = CostCurve({1: 1.0, 16: 2.0, 64: 4.0}, 64)
     for _ in range(NUM_BETWEEN):
         curve.add(16, 6.0)

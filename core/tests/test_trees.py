@@ -29,6 +29,7 @@ SHAPES = [
     "[(0,), (0, 0), (0, 0, 0)]",
     "[(0,), (1,), (2,), (0, 0), (0, 1), (2, 0), (0, 1, 0), (2, 0, 0), (2, 0, 1)]",
 ]
+BY_WORTH = TokenTree.by_worth([(0,), (0, 0), (0, 0, 0), (1,), (0, 1), (2,), (1, 0)])
 
 
 def logits_after(request: int, path: Path) -> torch.Tensor:
@@ -120,8 +121,8 @@ def test_a_dynamic_tree_maps_each_requests_tokens_by_its_own_table(of_fixed_size
 
 
 @pytest.mark.parametrize("of_fixed_size", [False, True])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("budgets", [[100], [100, 100, 3], [1, 2, 4, 7]])
+@pytest.mark.parametrize("shape", [*SHAPES, BY_WORTH])
+@pytest.mark.parametrize("budgets", [[100], [100, 100, 3], [1, 2, 4, 7], [4], [2, 4]])
 def test_a_static_tree_has_the_likeliest_tokens_in_its_shape(shape, budgets, of_fixed_size):
     tree = TokenTree.parse(shape)
     with levels(of_fixed_size=of_fixed_size):
@@ -133,7 +134,8 @@ def test_a_static_tree_has_the_likeliest_tokens_in_its_shape(shape, budgets, of_
             above = tokens[path[:-1]]
             ranked = logits_after(b, above).argsort(descending=True).tolist()
             tokens[path] = (*above, ranked[path[-1]])
-        assert tokens_of(draft, b) == [tokens[path] for path in tree.paths[:budget]]
+        places = tree.order or range(len(tree.paths))
+        assert tokens_of(draft, b) == [tokens[tree.paths[place]] for place in sorted(places[:budget])]
     assert draft.is_chain == (tree.is_chain or max(budgets) == 1)
 
 
@@ -276,6 +278,16 @@ def test_a_shape_that_is_cut_is_its_first_nodes(shape):
     assert tree.num_inner == sum(len(path) < tree.depth for path in tree.paths)
     for n in range(1, len(tree.paths) + 2):
         assert TokenTree.parse(str(list(tree.first(n).paths))).paths == tree.paths[:n], "it is no tree"
+
+
+def test_a_shape_is_kept_in_its_order():
+    paths = [(0,), (0, 0), (1,), (0, 0, 0), (2,), (0, 1), (3,)]
+    tree = TokenTree.by_worth(paths)
+    assert tree.paths == TokenTree.parse(paths).paths
+    for most in range(len(paths) + 2):
+        assert tree.num_children_kept(most) == tuple(
+            sum(path[:-1] == parent for path in paths[:most]) for parent in ((), *tree.paths)
+        )
 
 
 def test_a_config_with_a_shape():

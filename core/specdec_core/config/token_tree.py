@@ -5,7 +5,7 @@ from __future__ import annotations
 from ast import literal_eval
 from collections import Counter
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -15,16 +15,19 @@ from specdec_core.config.fields import shown
 from specdec_core.errors import ConfigError
 
 
-@frozen
+@frozen(cache_hash=True)
 class TokenTree:
     """The shape of a draft tree, as one path from the root to each node (draft token).
 
     paths: a path has one entry per level: the rank of a node among its siblings (0: the likeliest). So (1, 0) is the
         likeliest child of the root's second child. The paths are sorted by length, then by ranks. Nodes are
         drafted in this order.
+    order: places in `paths` of all nodes, in the order in which they are kept where a request may have fewer of them.
+        (): as in `paths`.
     """
 
     paths: tuple[tuple[int, ...], ...]
+    order: tuple[int, ...] = ()
 
     @classmethod
     def chain(cls, length: int) -> TokenTree:
@@ -56,6 +59,14 @@ class TokenTree:
         if not found or len(known) <= len(found):
             raise ConfigError(f"{key}={shown(given)} must have every path once, and at least one")
         return cls(found)
+
+    @classmethod
+    def by_worth(cls, paths: Sequence[tuple[int, ...]]) -> TokenTree:
+        """The tree of these paths, the most useful first, each after its parent and its elder siblings. It is for heads
+        without a KV cache: elsewhere a node's place in the tree is its slot."""
+        tree = cls.parse(paths)
+        places = {path: place for place, path in enumerate(tree.paths)}
+        return cls(tree.paths, tuple(places[path] for path in paths))
 
     def check_number(self, num_speculative_tokens: int, key: str = "speculative_token_tree") -> None:
         """Raise ConfigError if num_speculative_tokens is not the number of nodes. key: the option's name."""
@@ -90,8 +101,23 @@ class TokenTree:
     @cached_property
     def num_children(self) -> tuple[int, ...]:
         """The number of children of the root and then of each node (draft token), [1 + num_nodes]."""
-        children = Counter(path[:-1] for path in self.paths)
-        return tuple(children[path] for path in ((), *self.paths))
+        return self.num_children_kept(len(self.paths))
+
+    def num_children_kept(self, num_nodes: int) -> tuple[int, ...]:
+        """The same where only the first num_nodes nodes by `order` are kept, [1 + num_nodes of the whole tree]."""
+        return _num_children_kept(self, min(num_nodes, len(self.paths)))
+
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """Of each node, how many are kept before it, [num_nodes]."""
+        order = self.order or range(len(self.paths))
+        return tuple(sorted(range(len(order)), key=order.__getitem__))
+
+    @cached_property
+    def parents(self) -> tuple[int, ...]:
+        """The place of each node's parent in `paths`, [num_nodes]; -1: the root."""
+        places = {(): -1} | {path: place for place, path in enumerate(self.paths)}
+        return tuple(places[path[:-1]] for path in self.paths)
 
     @cached_property
     def first_children(self) -> tuple[int, ...]:
@@ -99,6 +125,12 @@ class TokenTree:
         has index 0, and the nodes follow in order. For a node without children, the index that a first child would
         have."""
         return tuple(accumulate(self.num_children[:-1], initial=1))
+
+
+@lru_cache(maxsize=1024)
+def _num_children_kept(tree: TokenTree, num_nodes: int) -> tuple[int, ...]:
+    children = Counter(path[:-1] for path, rank in zip(tree.paths, tree.ranks, strict=True) if rank < num_nodes)
+    return tuple(children[path] for path in ((), *tree.paths))
 
 
 def _ranks(path: Sequence[int]) -> Sequence[int]:

@@ -29,7 +29,6 @@ class _Places:
     keys: int64 [num_inner], the numbers of their first children. No two draws that are used have the same key.
     parents: int64 [width], the parent's place. chosen: int64 [width], the parent's index in `inner` times `most`, plus
         the node's rank among its siblings.
-    parent_numbers: int64 [width], the parent's number; -1: the root.
     ancestors: int64 [width, depth], numbers of the nodes on the path, its own last.
     """
 
@@ -39,7 +38,6 @@ class _Places:
     keys: torch.Tensor
     parents: torch.Tensor
     chosen: torch.Tensor
-    parent_numbers: torch.Tensor
     ancestors: torch.Tensor
 
     @property
@@ -59,7 +57,6 @@ def _places_of(shape: TokenTree, device: torch.device) -> list[_Places]:
         inner = sorted(set(parents))
         most = 1 + max(path[-1] for path in paths)
         chosen = [inner.index(parent) * most + path[-1] for parent, path in zip(parents, paths, strict=True)]
-        above_numbers = [numbers.get(path[:-1], -1) for path in paths]
         found.append(
             _Places(
                 first=numbers[paths[0]],
@@ -68,7 +65,6 @@ def _places_of(shape: TokenTree, device: torch.device) -> list[_Places]:
                 keys=_on(device, [numbers[(*above[place], 0)] for place in inner]),
                 parents=_on(device, parents),
                 chosen=_on(device, chosen),
-                parent_numbers=_on(device, above_numbers),
                 ancestors=_on(device, [[numbers[path[: i + 1]] for i in range(depth)] for path in paths]),
             )
         )
@@ -92,10 +88,12 @@ class DeviceTree:
         self._most_likely = most_likely_of(batch)
         device = batch.root_token_ids.device
         self._counts = np.minimum(batch.max_draft_tokens, len(shape.paths))  # [batch]   nodes of each request
-        self._shape = shape.first(int(self._counts.max()))
+        self._shape = shape = shape if shape.order else shape.first(int(self._counts.max()))
         self._places = _places_of(self._shape, device)
         self._size, self._host_requests = len(self._counts), np.arange(len(self._counts))
-        has_node = np.arange(len(self._shape.paths)) < self._counts[:, None]
+        has_node = np.array(shape.ranks) < self._counts[:, None]
+        above = np.array(shape.parents)
+        self._parents = np.where(above < 0, above, has_node.cumsum(1)[:, above] - 1)  # [batch, num_nodes]   of those
         self._has_node = upload(has_node, device)  # bool [batch, num_nodes]
         self._nodes = upload(np.flatnonzero(has_node), device)
         self._requests = upload(self._host_requests, device)
@@ -160,8 +158,7 @@ class DeviceTree:
         """Return the draft for all requests of the batch, with the draft model's probabilities as `scores`."""
         levels = zip(*self._levels, strict=True)
         is_alive, token_ids, scores, q_rows = (torch.cat(each, dim=1) for each in levels)
-        parents = torch.cat([at.parent_numbers for at in self._places])
-        parents = torch.where(is_alive, parents, DEAD).to(torch.int32)
+        parents = torch.where(is_alive, upload(self._parents, is_alive.device), DEAD).to(torch.int32)
         fields = self._distributions.fields()
 
         def of_nodes(table: torch.Tensor) -> torch.Tensor:

@@ -51,8 +51,8 @@ class _Entries(NamedTuple):
 
 
 class StaticTree:
-    """Grows a tree of the same shape for every request on a CPU, level by level, cut off at max_draft_tokens nodes. A
-    request that `batch.levels` stops gets no more nodes.
+    """Grows a tree of the same shape for every request on a CPU, level by level: of the shape's nodes, the first
+    max_draft_tokens by `TokenTree.order`. A request that `batch.levels` stops gets no more nodes.
 
     method: "greedy", "probabilistic" or "auto": see `DraftBuilder`.
     q_to_target: int64 [draft_vocab] or [batch, draft_vocab], maps draft token ids to target token ids, for all requests
@@ -70,7 +70,8 @@ class StaticTree:
         self._shape = shape
         device = batch.root_token_ids.device
         self._levels = batch.levels
-        self._num_children = upload(shape.num_children, device)  # root first, then nodes
+        # [batch, 1 + num_nodes]: root first, then nodes.
+        self._num_children = upload(np.array([*map(shape.num_children_kept, batch.max_draft_tokens)]), device)
         self._first_child = upload(shape.first_children, device)
         self._leaf = len(shape.paths)  # the kind of the last node, which has no children
         size = len(batch.max_draft_tokens)
@@ -84,7 +85,8 @@ class StaticTree:
 
     def grow(self, logits: torch.Tensor) -> Level | None:
         above = self._above
-        grown = self._builder.grow(logits, above.requests, above.numbers, self._num_children[above.kinds])
+        wanted = self._num_children[above.requests, above.kinds]
+        grown = self._builder.grow(logits, above.requests, above.numbers, wanted)
         rows = grown.parents
         if not len(rows):
             return None
@@ -164,7 +166,8 @@ class StaticTree:
         """bool [n]   whether the request of each node gets another level. is_first: bool [n], whether a node is its
         parent's first child."""
         room, requests = self._builder.room, on_host(nodes.requests)
-        num_nodes = torch.zeros_like(room).index_add_(0, nodes.requests, self._num_children[nodes.kinds])
+        wanted = self._num_children[nodes.requests, nodes.kinds]
+        num_nodes = torch.zeros_like(room).index_add_(0, nodes.requests, wanted)
         is_first_draw = is_first & self._builder.is_sampled[nodes.requests]
         rows = on_host(grown.parents)
         rows = rows if self._is_node is None else (self._is_node.cumsum() - 1)[rows]

@@ -140,7 +140,7 @@ def _built_tree(options: MedusaConfig, checkpoint: Checkpoint, num_nodes: int) -
             _check_one_for_each(accuracies, num_heads, checkpoint.name)
         except ConfigError as error:
             raise CompatibilityError(f"in config.json of {checkpoint.name!r}, {error}") from error
-    return TokenTree.parse(choices_from_accuracies(accuracies or VICUNA_7B[:num_heads], num_nodes))
+    return TokenTree.by_worth(choices_from_accuracies(accuracies or VICUNA_7B[:num_heads], num_nodes))
 
 
 def _check_one_for_each(accuracies: Accuracies, num_heads: int, name: str) -> None:

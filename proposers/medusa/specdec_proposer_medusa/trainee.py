@@ -25,7 +25,10 @@ from specdec_proposer_medusa.loading import ACCURACIES, TOKEN_MAP, find, load
 from specdec_proposer_medusa.module import HeadSizes, MedusaHeads
 from specdec_proposer_medusa.recipe import MedusaOptions
 
-NUM_RANKS, MEMORY = 8, 0.99
+NUM_RANKS = 64
+"""Of each head's guesses, so many of the likeliest are counted. Large trees are widest at their first level: with 8, a
+tree of 63 nodes had an acceptance length of 1.96, and 2.06 with 64."""
+MEMORY = 0.99
 
 
 class MedusaTrainee(nn.Module):

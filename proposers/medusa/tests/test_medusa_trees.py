@@ -52,8 +52,12 @@ def trees_that_differ(
     """Write heads and draft with the plugin for a batch of requests. Returns the requests whose tree is not the
     reference's, cut to its max_draft_tokens.
 
-    wanted: the shape of the trees. options: the method's own keys; none: medusa_choices.
+    wanted: the shape of the trees. options: the method's own keys; none: medusa_choices. A tree that is built is cut in
+        the order in which its nodes were found, a given one level by level.
     """
+    options = options or {"medusa_choices": wanted}
+    is_given = {"medusa_choices", "speculative_token_tree"} & {*options}
+    kept = sorted(wanted, key=lambda path: (len(path), path)) if is_given else wanted
     heads, generator = write_medusa(folder, LAYOUTS[name], torch.float64), torch.Generator().manual_seed(5)
     hidden = torch.randn(len(room), HIDDEN_SIZE, generator=generator, dtype=torch.float64)
     roots = torch.randint(VOCAB_SIZE, (len(room),), generator=generator).tolist()
@@ -66,11 +70,11 @@ def trees_that_differ(
         num_speculative_tokens=len(wanted),
         model=folder,
         output_head=(lambda hidden: hidden @ heads.lm_head.T) if name == OF_THE_TARGET else None,
-        **options or {"medusa_choices": wanted},
+        **options,
     )
     differing = []
     for i, (root, most) in enumerate(zip(roots, room, strict=True)):
-        nodes = tree_candidates(heads.logits(hidden[i]), root, wanted)[1 : 1 + most]
+        nodes = tree_candidates(heads.logits(hidden[i]), root, kept[:most])[1:]
         if list(zip(*draft.tree(i), strict=True)) != [(token, parent - 1) for token, parent, _ in nodes]:
             differing.append(i)
     return differing

@@ -19,7 +19,7 @@ from specdec_proposer_medusa.config import MedusaConfig
 from specdec_proposer_medusa.loading import find, load
 from specdec_proposer_medusa.module import MedusaHeads
 from specdec_proposer_medusa.recipe import RECIPE, MedusaOptions
-from specdec_proposer_medusa.trainee import MedusaTrainee
+from specdec_proposer_medusa.trainee import NUM_RANKS, MedusaTrainee
 
 CASES: list[dict[str, Any]] = [
     {"num_heads": 3},
@@ -123,18 +123,18 @@ def test_the_heads_accuracies_are_measured(case, target, tmp_path):
 
 def num_right(config: dict[str, Any], weights: Any, batch: TrainingBatch, target: TrainingTarget) -> Any:
     """Count how often the target's likeliest token is each head's likeliest guess, its second likeliest, ..., one
-    position after another, with the reference implementation. Returns that, [num_heads, 8], and the number of guesses,
-    [num_heads]."""
-    output, right = target.model.get_output_embeddings().weight.detach(), torch.zeros(config["num_heads"], 8)
+    position after another, with the reference implementation. Returns that, [num_heads, NUM_RANKS], and the number of
+    guesses, [num_heads]."""
+    output, right = target.model.get_output_embeddings().weight.detach(), torch.zeros(config["num_heads"], NUM_RANKS)
     guessed = torch.zeros(config["num_heads"])
     for text, features in enumerate(batch.features["final"]):
         for t in range(len(features) - 2):
-            best = vllm_logits(weights, config, features[t]).topk(8)
+            best = vllm_logits(weights, config, features[t]).topk(min(NUM_RANKS, VOCAB_SIZE))
             for i in range(min(config["num_heads"], len(features) - 2 - t)):
                 if batch.counts[text, t + 2 + i]:
                     guessed[i] += 1
                     is_guess = best.indices[i] == (output @ features[t + 1 + i]).argmax()
-                    right[i] += is_guess & best.values[i].isfinite()
+                    right[i, : len(is_guess)] += is_guess & best.values[i].isfinite()
     return right, guessed
 
 

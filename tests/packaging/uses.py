@@ -247,7 +247,7 @@ USES: dict[tuple[str, ...], Callable[[str], None]] = {
     ("specdec-model-tiny", "specdec-core"): use_model_by_name,
     ("specdec-proposer-draft",): draft("draft_model"),
     ("specdec-proposer-eagle",): draft("eagle3"),
-    ("specdec-proposer-medusa",): random_head("medusa", {"model_type": "medusa"}, MEDUSA),
+    ("specdec-proposer-medusa",): random_head("medusa", {"model_type": "medusa", "num_hidden_layers": 1}, MEDUSA),
     ("specdec-proposer-mlp",): random_head(
         "mlp_speculator", {"emb_dim": HIDDEN, "inner_dim": 8, "n_predict": 2, "tie_weights": True}, MLP_SPECULATOR
     ),

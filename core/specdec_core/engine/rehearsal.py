@@ -27,15 +27,17 @@ if TYPE_CHECKING:
     from specdec_core.engine.engine import Engine
     from specdec_core.engine.request import Piece, Request
 
-NUM_PROMPT_TOKENS, NUM_TOKENS = 5, 6
-"""Of each request. Together they fill no block of the default size, so that a prefix cache keeps nothing of them."""
+SHORT, LONG, NUM_TOKENS = 5, 300, 6
+"""Prompt tokens of requests, and output tokens. Kernels may compute more than 256 tokens, or attend to more, in another
+way than a few."""
 SALT = "rehearsal"
-"""Of the prefix cache, where blocks are smaller: no user's request finds them."""
+"""Of the prefix cache: no user's request finds what it keeps of these."""
 GREEDY = SamplingParams(temperature=0.0, seed=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 SAMPLED = evolve(GREEDY, temperature=1.0)
 SHAPED = evolve(SAMPLED, top_k=20, top_p=0.9, min_p=0.01, repetition_penalty=1.1, presence_penalty=0.1)
-BATCHES = (GREEDY,), (SAMPLED, SHAPED)
-"""Sampling parameters of requests that run together: a step of greedy requests only is verified in another way."""
+BATCHES = ((GREEDY, SHORT),), ((SAMPLED, SHORT), (SHAPED, LONG))
+"""Sampling parameters and prompt tokens of requests that run together: a step of greedy requests only is verified in
+another way."""
 
 
 class Branches(Proposer):
@@ -97,22 +99,24 @@ class Rehearsal:
                 self.branches.known = known
                 self._complete(engine, batch, (self.branches.name,))
             if self.methods:  # without a seed, which lets them sample
-                self._complete(engine, [evolve(params, seed=None) for params in batch], self.methods)
+                self._complete(engine, [(evolve(params, seed=None), size) for params, size in batch], self.methods)
 
     def _complete(
-        self, engine: Engine, batch: Sequence[SamplingParams], methods: tuple[str, ...]
+        self, engine: Engine, batch: Sequence[tuple[SamplingParams, int]], methods: tuple[str, ...]
     ) -> Sequence[np.ndarray]:
-        """Complete a request with each of these parameters, all in the same steps, and return their tokens."""
-        size, ids = engine.target.info.vocab_size, []
+        """Complete a request with each of these parameters and prompt lengths, all in the same steps, and return their
+        tokens. Where max_model_len is smaller, a long prompt is cut."""
+        target, ids = engine.target.info, []
+        longest = max(SHORT, target.max_model_len - NUM_TOKENS)
         known: dict[str, np.ndarray] = {}
 
         def keep(request: Request, pieces: Sequence[Piece]) -> None:
             known[request.id] = request.token_ids
 
         try:
-            for index, params in enumerate(batch):
+            for index, (params, size) in enumerate(batch):
                 with suppress(ConfigError, CapacityError):
-                    prompt = [(index + i) % size for i in range(NUM_PROMPT_TOKENS)]
+                    prompt = [(index + i) % target.vocab_size for i in range(min(size, longest))]
                     given = evolve(params, speculative_methods=methods)
                     ids.append(engine.add_request(prompt, given, keep, cache_salt=SALT))
             with suppress(CapacityError, PluginError):

@@ -118,7 +118,7 @@ def engine_of(variant: Variant, folder: str) -> Engine:
     )
     plugins: Any = SomeOps(variant.ops)
     with packing(variant.linears):
-        engine = Engine(config, plugins)
+        engine = Engine.build(config, plugins)
     engine.target.forward = Timed(engine.target.forward)  # type: ignore[method-assign]
     return engine
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,7 +13,10 @@ from bits_attention import attention_by_bits
 
 from specdec_core import LLM, SamplingParams
 from specdec_core.api.arguments import dry_run
+from specdec_core.engine import build, measuring
+from specdec_core.engine.warm_up import RUNS
 from specdec_core.models import graphs as module
+from specdec_core.models.graphed import ForwardGraphs
 from specdec_core.models.graphs import Graphs
 from specdec_core.ops import REFERENCE
 from specdec_core.ops.attention import paged_attention
@@ -137,6 +142,39 @@ def test_memory_is_planned_for_the_graphs_that_there_are(method: str) -> None:
         plans = [dry_run("tiny", device="cuda", dtype="float32", speculative_config=draft).memory for draft in drafts]
     of_target, of_eager_draft, of_both = (plan.step.graph_bytes for plan in plans)
     assert of_both > of_eager_draft == of_target > 0
+
+
+def test_what_is_timed_is_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    passes: list[bool] = []  # of the target, whether a graph replayed it
+    timed: list[list[bool]] = []
+    forward, decoding, warm_up = ForwardGraphs.forward, measuring._decoding, build.warm_up
+
+    def noting(graphs: ForwardGraphs, *args: Any) -> Any:
+        before = graphs.graphs.num_replayed
+        result = forward(graphs, *args)
+        passes.append(graphs.graphs.num_replayed > before)
+        return result
+
+    def warming_up(*args: Any) -> float:
+        token_s = warm_up(*args)
+        timed.append(passes[-RUNS:])
+        return token_s
+
+    @contextmanager
+    def measured(*args: Any) -> Iterator[Any]:
+        with decoding(*args) as decode:
+            yield decode
+            timed.append(passes[-1 - measuring.NUM_TIMED :])
+
+    monkeypatch.setattr(ForwardGraphs, "forward", noting)
+    monkeypatch.setattr(build, "warm_up", warming_up)
+    monkeypatch.setattr(measuring, "_decoding", measured)
+    monkeypatch.setattr(measuring, "LONGEST_S", 1e9)
+    config = {"method": "ngram", "num_speculative_tokens": 2, "adaptive_draft_length": True}
+    with PretendCuda():
+        LLM("tiny", device="cuda", dtype="float32", max_model_len=64, speculative_config=config, max_num_seqs=1).close()
+    assert len(timed) == 1 + 3 * measuring.NUM_ROUNDS
+    assert all(map(all, timed))
 
 
 def test_operations_that_read_the_host_are_not_captured(

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from specdec_core import LLM, SamplingParams
-from specdec_core.engine.rehearsal import Branches, Rehearsal
+from specdec_core.engine import build
+from specdec_core.engine.rehearsal import Branches
 from specdec_core.ops import REFERENCE
 from specdec_testing.pretend_cuda import PretendCuda
 
@@ -29,6 +30,7 @@ PARAMS = [
 SIZES: list[dict[str, Any]] = [
     {"num_kv_blocks": 1, "max_num_seqs": 1, "max_model_len": 8},
     {"num_kv_blocks": 2, "max_model_len": 32, "max_num_batched_tokens": 8},
+    {"num_kv_blocks": 20, "max_model_len": 320, "max_num_batched_tokens": 128},
     {"num_kv_blocks": 40, "max_model_len": 24, "block_size": 1, "kv_manager": "prefix"},
 ]
 
@@ -57,9 +59,9 @@ def pretend() -> Iterator[PretendCuda]:
         yield device
 
 
-def llm_of(method: str, device: str = "cuda", **options: Any) -> LLM:
+def llm_of(method: str, device: str = "cuda", *, adaptive_draft_length: bool = False, **options: Any) -> LLM:
     config = CONFIGS[method]
-    config = config and {"method": method, "adaptive_draft_length": False, **config}
+    config = config and {"method": method, "adaptive_draft_length": adaptive_draft_length, **config}
     return LLM("tiny", device=device, dtype="float32", speculative_config=config, seed=3, **options)
 
 
@@ -94,7 +96,7 @@ def test_it_leaves_nothing_behind(method: str, monkeypatch: pytest.MonkeyPatch) 
         found = completed(llm)
         assert engine.add_request([1], SamplingParams()) == f"request-{len(found)}"
         counts = [metric for metric in llm.get_metrics() if "_seconds" not in metric.name]
-    monkeypatch.setattr(Rehearsal, "run", lambda self, engine: None)
+    monkeypatch.setattr(build, "rehearse", lambda engine, branches, methods: None)
     with llm_of(method) as llm:
         assert {metric.name: metric for metric in llm.get_metrics()} == metrics
         assert completed(llm) == found
@@ -123,7 +125,25 @@ def test_an_engine_is_built_though_a_proposer_fails(monkeypatch: pytest.MonkeyPa
         assert not llm.engine.has_unfinished
 
 
+def test_steps_are_measured_after_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:
+    order = []
+
+    def noting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **keywords: Any) -> Any:
+            order.append(name)
+            return call(*args, **keywords)
+
+        return noted
+
+    for name in ("warm_up", "rehearse", "measure_steps"):
+        monkeypatch.setattr(build, name, noting(name, getattr(build, name)))
+    with llm_of("eagle3", adaptive_draft_length=True) as llm:
+        assert order == ["rehearse", "warm_up", "measure_steps"]
+        assert llm.engine.longest_step_s > 0
+        assert llm.engine._speculation.drafters[0].budget is not None
+
+
 def test_a_cpu_rehearses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(Rehearsal, "run")
+    monkeypatch.delattr(build, "rehearse")
     with llm_of("eagle3", device="cpu") as llm:
         assert llm.engine.kv.num_free_blocks

@@ -138,7 +138,7 @@ def test_what_is_not_complete_is_not_answered() -> None:
         with pytest.raises(ConfigError, match=r"is of a complete config, .* ask llm.speculative_config"):
             ask()
     with pytest.raises(ConfigError, match="an Engine takes a complete SpeculativeConfig"):
-        Engine(EngineConfig(model=model_path(), max_model_len=64), Plugins.load(), config)
+        Engine.build(EngineConfig(model=model_path(), max_model_len=64), Plugins.load(), config)
 
 
 def test_the_hash_of_a_head_is_of_its_weights(tmp_path: Path) -> None:

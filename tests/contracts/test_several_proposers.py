@@ -138,7 +138,7 @@ def engine_of(target: Path) -> Callable[..., Engine]:
     def make(*configs: SpeculativeConfig, **keywords: Any) -> Engine:
         settings = {"dtype": "float32", "num_kv_blocks": 128, "max_model_len": 64, "skip_tokenizer_init": True}
         prepared = prepare(target, **{**settings, **keywords})
-        return Engine(prepared.config, Offered(LEDGER, DRAWN, GUESS, EVEN, ODD, KEEPING), configs or None)
+        return Engine.build(prepared.config, Offered(LEDGER, DRAWN, GUESS, EVEN, ODD, KEEPING), configs or None)
 
     return make
 

@@ -35,7 +35,7 @@ class Session:
         config, self.speculative_config = prepared.config, prepared.speculative
         self.prompts = PromptReader(prepared.tokenizer)
         with _no_progress_bar():
-            self.engine = Engine(config, prepared.plugins, prepared.speculative, prepared.tokenizer)
+            self.engine = Engine.build(config, prepared.plugins, prepared.speculative, prepared.tokenizer)
         self.metrics = Metrics(
             self.engine.num_speculative_tokens,
             prefix=config.metrics_prefix,

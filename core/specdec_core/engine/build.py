@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
@@ -21,13 +22,14 @@ from specdec_core.engine.design import Design, Method, Speculating, explaining, 
 from specdec_core.engine.draft_kind import explain_target_kind
 from specdec_core.engine.draft_limits import DraftLimit
 from specdec_core.engine.drafter import Drafter
+from specdec_core.engine.grammars import Grammars
 from specdec_core.engine.logprobs import TokenTexts
 from specdec_core.engine.loss_watch import LossWatch
 from specdec_core.engine.measuring import measure_steps
 from specdec_core.engine.named_proposer import NamedProposer
 from specdec_core.engine.plugin_errors import building
 from specdec_core.engine.recurrent import RequestStates
-from specdec_core.engine.rehearsal import Branches, LentProposer, Rehearsal
+from specdec_core.engine.rehearsal import Branches, LentProposer, rehearse
 from specdec_core.engine.runner import Runner
 from specdec_core.engine.scheduler import Scheduler
 from specdec_core.engine.speculation import Speculation
@@ -48,17 +50,20 @@ from specdec_core.ops.padding import Padding
 from specdec_core.plugins import Plugins
 from specdec_core.ranks.sharing import Alone, Sharing, sharing
 
+if TYPE_CHECKING:
+    from specdec_core.engine.engine import Engine
+
 CALLS = ("start", "propose", "observe", "reset", "finish")
 """The methods that every proposer must have. One that does not subclass Proposer may lack `close` and `metrics`."""
 
 
 @frozen(eq=False)
 class Parts:
-    """The parts of an `Engine`, as `build` returns them.
+    """The parts of an `Engine`, as `build_parts` returns them. longest_step_s: as `Engine` has it."""
 
-    longest_step_s: as `Engine` has it. rehearsal: what compiles kernels before the first request; None: nothing does.
-    """
-
+    config: EngineConfig
+    tokenizer: Any
+    grammars: Grammars
     target: Model
     kv: KVManager
     runner: Runner
@@ -69,16 +74,32 @@ class Parts:
     num_speculative_tokens: int
     num_kv_blocks: int
     sharing: Sharing  # with other ranks
-    longest_step_s: float
-    rehearsal: Rehearsal | None = None
+    longest_step_s: float = 0.0
 
 
-def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Parts:
-    """Load the target, allocate the KV cache and build the proposers.
+@frozen(eq=False)
+class BuiltMethod:
+    """A drafting method, its proposer, and the KV cache's group of the draft's own layers (None: it has none)."""
+
+    method: Method
+    proposer: NamedProposer
+    group: int | None
+
+
+def build_parts(
+    config: EngineConfig,
+    plugins: Plugins,
+    speculative: Speculating,
+    tokenizer: Any,
+    engine_of: Callable[[Parts], Engine],
+) -> Parts:
+    """Load the target, allocate the KV cache, build the proposers, and measure steps.
 
     speculative: the options of one drafting method or of several; None: plain decoding.
+    engine_of: makes the engine that rehearses, on a GPU.
 
-    Raises the errors of `dry_run`, before weights are loaded, and those that only loading weights can cause.
+    Raises the errors of `dry_run`, before weights are loaded, and those that only loading weights can cause, or the
+    first steps.
     """
     source = ModelSource.of_target(config, find_device(config.device))
     try:
@@ -89,7 +110,7 @@ def build(config: EngineConfig, plugins: Plugins, speculative: Speculating = Non
     except NeedsWeightsError:
         design = None
     with sharing(config, source.device, plugins) as shared:
-        return _built(config, plugins, speculative, tokenizer, source, design, shared)
+        return _built(config, plugins, speculative, tokenizer, source, design, shared, engine_of)
 
 
 def _built(
@@ -100,6 +121,7 @@ def _built(
     source: ModelSource,
     design: Design | None,
     shared: Sharing,
+    engine_of: Callable[[Parts], Engine],
 ) -> Parts:
     """Build the parts. design: None if it is known only once the target's weights are loaded."""
     with explain_target_kind(config.model, config.revision, plugins):
@@ -123,11 +145,9 @@ def _built(
     if target.recurrent is not None:
         states = RequestStates(target.recurrent, device)
         kv = StatefulKVManager(kv, states)
-    token_s = warm_up(target, design.memory.num_blocks, config.block_size)
     token_texts, verification = TokenTexts(tokenizer), Verification(plugins, design.speculative, design.ops)
     runner = Runner(target, kv, token_texts, states)
-    curve = _cost_curve(design, runner, verification, kv)
-    drafters, lent = [], []
+    built = []
     for method in design.methods:
         group = of_draft = None
         if method.plan.kv_layout is not None:
@@ -139,12 +159,12 @@ def _built(
             proposer = build_proposer(
                 method.spec, method.config.options, _build_context(method, design, target, of_draft, shared)
             )
-        name = method.spec.name
-        drafters.append(_drafter(method, design, group, NamedProposer(proposer, name), _budget(method, design, curve)))
-        if method.plan.taps or method.plan.kv_layout is not None:
-            lent.append(_drafter(method, design, group, LentProposer(proposer, name), None))
-    speculation = Speculation(drafters, device, curve, _loss_watch(design, curve))
+        built.append(BuiltMethod(method, NamedProposer(proposer, method.spec.name), group))
+    speculation = Speculation([_drafter(each, design) for each in built], device)
     parts = Parts(
+        config=config,
+        tokenizer=tokenizer,
+        grammars=Grammars(plugins, tokenizer, target.info, target.eos_token_ids),
         target=target,
         kv=kv,
         runner=runner,
@@ -155,15 +175,25 @@ def _built(
         num_speculative_tokens=design.num_speculative_tokens,
         num_kv_blocks=design.memory.num_blocks,
         sharing=shared,
-        longest_step_s=token_s * config.max_num_batched_tokens,
     )
-    return parts if device.type == "cpu" else evolve(parts, rehearsal=_rehearsal(parts, design, lent))
+    with ExitStack() as failing:
+        failing.callback(speculation.abandon)
+        if device.type != "cpu":
+            _rehearse(parts, design, built, engine_of)
+        measured = _measured(parts, design, built)
+        failing.pop_all()
+    return measured
 
 
-def _rehearsal(parts: Parts, design: Design, lent: Sequence[Drafter]) -> Rehearsal:
-    """Lend an engine's parts for its rehearsal. lent: drafters without a budget, of the methods that compute on the
-    device."""
-    device, branches, drafters = parts.runner.device, None, list(lent)
+def _rehearse(parts: Parts, design: Design, built: Sequence[BuiltMethod], engine_of: Callable[[Parts], Engine]) -> None:
+    """Lend the parts to an engine that completes a few requests, without budgets."""
+    device, branches = parts.runner.device, None
+    lent = [
+        evolve(each, proposer=LentProposer(each.proposer.proposer, each.proposer.name))
+        for each in built
+        if each.method.plan.taps or each.method.plan.kv_layout is not None
+    ]
+    drafters = [_drafter(each, design) for each in lent]
     if design.methods:
         branches = Branches(device)
         drafters.insert(
@@ -181,8 +211,25 @@ def _rehearsal(parts: Parts, design: Design, lent: Sequence[Drafter]) -> Rehears
             ),
         )
     speculation = Speculation(drafters, device)
-    own = evolve(parts, speculation=speculation, scheduler=_scheduler(design, parts.kv, speculation), sharing=Alone())
-    return Rehearsal(own, branches, tuple(drafter.proposer.name for drafter in lent))
+    scheduler = _scheduler(design, parts.kv, speculation)
+    own = evolve(parts, tokenizer=None, speculation=speculation, scheduler=scheduler, sharing=Alone())
+    with closing(engine_of(own)) as engine:
+        rehearse(engine, branches, tuple(each.proposer.name for each in lent))
+
+
+def _measured(parts: Parts, design: Design, built: Sequence[BuiltMethod]) -> Parts:
+    """Measure steps, and let budgets, or the warning if drafting is a loss, go by the times."""
+    config, device = parts.config, parts.runner.device
+    token_s = warm_up(parts.target, design.memory.num_blocks, config.block_size)
+    curve = _cost_curve(design, parts.runner, parts.verification, parts.kv)
+    drafters = [_drafter(each, design, _budget(each.method, design, curve)) for each in built]
+    speculation = Speculation(drafters, device, curve, _loss_watch(design, curve))
+    return evolve(
+        parts,
+        speculation=speculation,
+        scheduler=_scheduler(design, parts.kv, speculation),
+        longest_step_s=token_s * config.max_num_batched_tokens,
+    )
 
 
 def build_proposer(spec: ProposerSpec, options: Any, context: BuildContext) -> Proposer:
@@ -235,20 +282,15 @@ def _budget(method: Method, design: Design, curve: CostCurve | None) -> Budget |
     return Budget(curve, design.config.max_num_seqs, number, in_place=in_place, observes=method.plan.observes)
 
 
-def _drafter(
-    method: Method, design: Design, group: int | None, proposer: NamedProposer, budget: Budget | None
-) -> Drafter:
-    """Make the `Drafter` that calls a method's proposer.
-
-    group: the KV cache's group of the draft's own layers; None if the method's plan has no kv_layout.
-    """
-    target = design.target.info
+def _drafter(built: BuiltMethod, design: Design, budget: Budget | None = None) -> Drafter:
+    """Make the `Drafter` that calls a method's proposer."""
+    method, target = built.method, design.target.info
     max_tokens, most_each = _most_stored(method.plan, target, design.config)
     return Drafter(
-        proposer,
+        built.proposer,
         method.plan,
         num_speculative_tokens=method.config.num_speculative_tokens,
-        group=group,
+        group=built.group,
         max_tokens=max_tokens,
         most_each=most_each,
         vocab_size=target.vocab_size,

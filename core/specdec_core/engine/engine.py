@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, suppress
 from itertools import count
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 from weakref import finalize
 
 import torch
@@ -18,12 +18,11 @@ from specdec_core.config.structured_outputs import StructuredOutputs
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.report import StepReport
 from specdec_core.contracts.verifier import Verdict
-from specdec_core.engine.build import Parts, build
+from specdec_core.engine.build import Parts, build_parts
 from specdec_core.engine.design import Speculating
 from specdec_core.engine.detokenizer import OutputText
 from specdec_core.engine.device import failure_of, use_device
 from specdec_core.engine.forced import forced_tokens
-from specdec_core.engine.grammars import Grammars
 from specdec_core.engine.interrupts import then
 from specdec_core.engine.logprobs import output_logprobs
 from specdec_core.engine.metrics import Load
@@ -69,33 +68,19 @@ class Engine:
         are not traced. A trace has a distribution over the vocabulary for each draft token, so it is for looking at
         single requests.
 
-    plugins: provide proposers, verifiers, KV managers and operations.
-    tokenizer: None: requests and outputs are token ids only.
-    parts: of another engine, for its rehearsal; plugins are not told of its steps. None: they are built.
+    step_finished: told of each step.
     """
 
-    def __init__(
-        self,
-        config: EngineConfig,
-        plugins: Plugins,
-        speculative_config: Speculating = None,
-        tokenizer: Any = None,
-        parts: Parts | None = None,
-    ) -> None:
-        self._device = find_device(config.device)
-        self._step_finished = plugins.step_finished if parts is None else None
-        if parts is None:
-            with use_device(self._device):
-                parts = build(config, plugins, speculative_config, tokenizer)
+    def __init__(self, parts: Parts, step_finished: Callable[[StepReport], object] | None = None) -> None:
+        self._device, self._step_finished = find_device(parts.config.device), step_finished
         self.target, self.kv = parts.target, parts.kv
         self.num_speculative_tokens = parts.num_speculative_tokens  # per request and step; 0: plain decoding
-        self.max_num_seqs = config.max_num_seqs
+        self.max_num_seqs = parts.config.max_num_seqs
         self.longest_step_s = parts.longest_step_s
         self._num_kv_blocks = parts.num_kv_blocks
         self._scheduler, self._speculation = parts.scheduler, parts.speculation
         self._runner, self._verification = parts.runner, parts.verification
-        self._tokenizer, self._token_texts = tokenizer, parts.token_texts
-        self._grammars = Grammars(plugins, tokenizer, self.target.info, self.target.eos_token_ids)
+        self._tokenizer, self._token_texts, self._grammars = parts.tokenizer, parts.token_texts, parts.grammars
         self.tracer: Callable[[StepTrace], None] | None = None
         self._abandoned = finalize(self, self._speculation.abandon)
         self._sharing = parts.sharing
@@ -106,13 +91,20 @@ class Engine:
         self._failure: DeviceError | None = None
         self._is_halfway = False  # in a step or its cleanup; still True later if an interrupt broke it off
         self._ids = count()
-        self._seeds = random.Random(config.seed)
-        if parts.rehearsal is not None:
-            with ExitStack() as failing:
-                failing.callback(self.close)
-                with closing(Engine(config, plugins, parts=parts.rehearsal.parts)) as rehearsing:
-                    parts.rehearsal.run(rehearsing)
-                failing.pop_all()
+        self._seeds = random.Random(parts.config.seed)
+
+    @classmethod
+    def build(
+        cls, config: EngineConfig, plugins: Plugins, speculative_config: Speculating = None, tokenizer: Any = None
+    ) -> Self:
+        """Build the parts of an engine, and the engine. Raises the errors of `build_parts`.
+
+        plugins: provide proposers, verifiers, KV managers and operations.
+        tokenizer: None: requests and outputs are token ids only.
+        """
+        with use_device(find_device(config.device)):
+            parts = build_parts(config, plugins, speculative_config, tokenizer, engine_of=cls)
+        return cls(parts, plugins.step_finished)
 
     @property
     def load(self) -> Load:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 
 import numpy as np
@@ -15,6 +17,7 @@ from specdec_core.engine.request import Request
 from specdec_core.engine.runner import Runner
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.verification import Verification
+from specdec_core.engine.warm_up import until_replayed
 from specdec_core.errors import CapacityError
 
 CONTEXT = 64
@@ -22,7 +25,8 @@ CONTEXT = 64
 NUM_ROUNDS, NUM_TIMED = 2, 2
 """Each size is measured in two rounds, so that one bump of the machine does not slow both."""
 LONGEST_S = 1.0
-"""No further step is measured after this many seconds. Beyond the largest one, the curve goes on as a line."""
+"""No further step is measured after this many seconds, without those in which CUDA graphs are captured. Beyond the
+largest one, the curve goes on as a line."""
 
 
 @torch.inference_mode()
@@ -55,37 +59,52 @@ def measure_steps(
         if len(counts) > max_num_seqs or len(counts) * context > max_num_batched_tokens:
             continue
         try:
-            seconds = _measure(runner, verification, kv, context, counts)
+            with _decoding(runner, verification, kv, context, counts) as decode:
+                before = perf_counter()
+                until_replayed(runner.graphs, decode)
+                started += perf_counter() - before
+                seconds = min([decode(0) for _ in range(1 + NUM_TIMED)][1:])
         except CapacityError:
             continue
         measured[size] = min(seconds, measured.get(size, seconds))
     return measured
 
 
-def _measure(
+@contextmanager
+def _decoding(
     runner: Runner, verification: Verification, kv: KVManager, context: int, num_draft_tokens: list[int]
-) -> float:
-    """The seconds of a step of requests with `context` computed tokens and a root, each with a chain of draft tokens.
-    Raises CapacityError if they do not fit in the KV cache.
+) -> Iterator[Callable[[int], float]]:
+    """A context with requests that have `context` computed tokens and a root. It gives a function that runs a step of
+    them, each with a chain of draft tokens, and returns the seconds. Raises CapacityError if they do not fit in the KV
+    cache.
 
-    The tokens differ: a mixture of experts would compute equal ones with the same experts.
+    The function's argument is the first of the token ids. These differ: a mixture of experts would compute equal ones
+    with the same experts.
     """
     size = runner.vocab_size
     params = SamplingParams(temperature=0, max_tokens=1)
-    requests = [
-        Request(f"measured-{i}", (np.arange(context + 1) + i) % size, params, seed=0, max_total_tokens=context + 2)
-        for i in range(len(num_draft_tokens))
-    ]
+
+    def requests_of(first: int) -> list[Request]:
+        known = [(np.arange(context + 1) + first + i) % size for i in range(len(num_draft_tokens))]
+        return [
+            Request(f"measured-{i}", token_ids, params, seed=0, max_total_tokens=context + 2)
+            for i, token_ids in enumerate(known)
+        ]
+
+    def decode(first: int) -> float:
+        decoding = requests_of(first)
+        for request in decoding:
+            request.num_computed = request.num_prompt_tokens = context
+        chains = [[(first + i + j) % size for j in range(number)] for i, number in enumerate(num_draft_tokens)]
+        return _step(runner, verification, decoding, 1, chains)
+
+    requests = requests_of(0)
     try:
         for request, number in zip(requests, num_draft_tokens, strict=True):
             kv.admit(request.id, request.token_ids[:0], "", ())
             kv.reserve(request.id, context + 1, number)
         _step(runner, verification, requests, context, [[]] * len(requests))
-        for request in requests:
-            request.num_computed = request.num_prompt_tokens = context  # what is timed decodes
-        chains = [[(i + j) % size for j in range(number)] for i, number in enumerate(num_draft_tokens)]
-        times = [_step(runner, verification, requests, 1, chains) for _ in range(1 + NUM_TIMED)]
-        return min(times[1:])
+        yield decode
     finally:
         for request in reversed(requests):  # so that the pool hands out its blocks in order again
             kv.release(request.id)

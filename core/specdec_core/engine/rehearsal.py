@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from attrs import evolve, frozen
+from attrs import evolve
 
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.draft import Draft, DraftTree
@@ -23,7 +23,6 @@ from specdec_core.engine.named_proposer import NamedProposer
 from specdec_core.errors import CapacityError, ConfigError, PluginError
 
 if TYPE_CHECKING:
-    from specdec_core.engine.build import Parts
     from specdec_core.engine.engine import Engine
     from specdec_core.engine.request import Piece, Request
 
@@ -74,55 +73,47 @@ class LentProposer(NamedProposer):
         return
 
 
-@frozen(eq=False)
-class Rehearsal:
-    """What requests are completed with before those of users.
+def rehearse(engine: Engine, branches: Branches | None, methods: tuple[str, ...]) -> None:
+    """Complete requests before those of users: without drafts, with trees, and with drafts of the methods.
 
-    parts: of the engine for it; its proposers are `branches` and those of `methods`. No budget decides about drafts.
+    A request that is refused is left out, as is one that does not fit or for which a plugin fails: users hear of it
+    when they send such a request. Raises DeviceError if the device fails.
+
+    engine: its proposers are `branches` and those of `methods`. No budget decides about drafts.
     branches: None: nothing is drafted.
     methods: names of the drafting methods that compute on the GPU. Others might learn from the requests.
     """
+    for batch in BATCHES:
+        known = _complete(engine, batch, ())
+        if branches is not None:
+            branches.known = known
+            _complete(engine, batch, (branches.name,))
+        if methods:  # without a seed, which lets them sample
+            _complete(engine, [(evolve(params, seed=None), size) for params, size in batch], methods)
 
-    parts: Parts
-    branches: Branches | None
-    methods: tuple[str, ...]
 
-    def run(self, engine: Engine) -> None:
-        """Complete the requests: without drafts, with trees, and with drafts of the methods.
+def _complete(
+    engine: Engine, batch: Sequence[tuple[SamplingParams, int]], methods: tuple[str, ...]
+) -> Sequence[np.ndarray]:
+    """Complete a request with each of these parameters and prompt lengths, all in the same steps, and return their
+    tokens. Where max_model_len is smaller, a long prompt is cut."""
+    target, ids = engine.target.info, []
+    longest = max(SHORT, target.max_model_len - NUM_TOKENS)
+    known: dict[str, np.ndarray] = {}
 
-        A request that is refused is left out, as is one that does not fit or for which a plugin fails: users hear of it
-        when they send such a request. Raises DeviceError if the device fails.
-        """
-        for batch in BATCHES:
-            known = self._complete(engine, batch, ())
-            if self.branches is not None:
-                self.branches.known = known
-                self._complete(engine, batch, (self.branches.name,))
-            if self.methods:  # without a seed, which lets them sample
-                self._complete(engine, [(evolve(params, seed=None), size) for params, size in batch], self.methods)
+    def keep(request: Request, pieces: Sequence[Piece]) -> None:
+        known[request.id] = request.token_ids
 
-    def _complete(
-        self, engine: Engine, batch: Sequence[tuple[SamplingParams, int]], methods: tuple[str, ...]
-    ) -> Sequence[np.ndarray]:
-        """Complete a request with each of these parameters and prompt lengths, all in the same steps, and return their
-        tokens. Where max_model_len is smaller, a long prompt is cut."""
-        target, ids = engine.target.info, []
-        longest = max(SHORT, target.max_model_len - NUM_TOKENS)
-        known: dict[str, np.ndarray] = {}
-
-        def keep(request: Request, pieces: Sequence[Piece]) -> None:
-            known[request.id] = request.token_ids
-
-        try:
-            for index, (params, size) in enumerate(batch):
-                with suppress(ConfigError, CapacityError):
-                    prompt = [(index + i) % target.vocab_size for i in range(min(size, longest))]
-                    given = evolve(params, speculative_methods=methods)
-                    ids.append(engine.add_request(prompt, given, keep, cache_salt=SALT))
-            with suppress(CapacityError, PluginError):
-                while engine.has_unfinished:
-                    engine.step()
-        finally:
-            with suppress(PluginError):
-                engine.cancel(*ids)
-        return [*known.values()]
+    try:
+        for index, (params, size) in enumerate(batch):
+            with suppress(ConfigError, CapacityError):
+                prompt = [(index + i) % target.vocab_size for i in range(min(size, longest))]
+                given = evolve(params, speculative_methods=methods)
+                ids.append(engine.add_request(prompt, given, keep, cache_salt=SALT))
+        with suppress(CapacityError, PluginError):
+            while engine.has_unfinished:
+                engine.step()
+    finally:
+        with suppress(PluginError):
+            engine.cancel(*ids)
+    return [*known.values()]

@@ -14,6 +14,7 @@ from specdec_core.engine.recurrent import RequestStates
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.engine.step_batch import StepBatch
 from specdec_core.models import Model
+from specdec_core.models.graphed import ForwardGraphs
 
 
 @frozen(eq=False)
@@ -46,6 +47,10 @@ class Runner:
     @property
     def vocab_size(self) -> int:
         return self._target.info.vocab_size
+
+    @property
+    def graphs(self) -> ForwardGraphs | None:
+        return self._target.graphs
 
     def run(self, schedule: Schedule, draft: Draft) -> Computed:
         """Run the target's forward pass over the scheduled tokens and the draft tokens. Prompt logprobs are added to

@@ -1,14 +1,17 @@
 """Forward passes while the engine is built: operations are compiled and memory is allocated then, not in the first
-request."""
+request. What is timed is a usual pass: on a GPU, one that a CUDA graph replays."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter
 
 import torch
 
 from specdec_core.contracts.kv import KVMetadata, Visibility
 from specdec_core.models import Model
+from specdec_core.models.graphed import ForwardGraphs
+from specdec_core.models.graphs import NUM_CHECKS
 from specdec_core.models.recurrent import Chunk, Level, StatePlan
 from specdec_core.ops.upload import upload
 
@@ -27,22 +30,36 @@ def warm_up(target: Model, num_blocks: int, block_size: int) -> float:
     """
     num_tokens = min(PROMPT, target.info.max_model_len, num_blocks * block_size)
     _run(target, 1, block_size)
-    times = []
-    for _ in range(RUNS):
+
+    def seconds(turn: int) -> float:
         started = perf_counter()
-        _run(target, num_tokens, block_size)
-        _wait_for(target.info.device)
-        times.append(perf_counter() - started)
-    return min(times) / num_tokens
+        _run(target, num_tokens, block_size, turn % target.info.vocab_size)
+        if target.info.device.type == "cuda":
+            torch.cuda.synchronize(target.info.device)
+        return perf_counter() - started
+
+    until_replayed(target.graphs, seconds)
+    return min(seconds(0) for _ in range(RUNS)) / num_tokens
 
 
-def _wait_for(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def until_replayed(graphs: ForwardGraphs | None, run: Callable[[int], object]) -> None:
+    """Run a forward pass, with the turn, until a CUDA graph replays it. There are as many turns as that takes, if there
+    is a graph of such a pass, and none without graphs.
+
+    run: computes other inputs in each turn, counted from 1, and waits for the device: a graph is used only after it was
+        right for several inputs.
+    """
+    if graphs is None:
+        return
+    before = graphs.graphs.num_replayed
+    for turn in range(1, NUM_CHECKS + 3):  # the first one captures, and the last one replays
+        run(turn)
+        if graphs.graphs.num_replayed > before:
+            return
 
 
 @torch.inference_mode()
-def _run(target: Model, num_tokens: int, block_size: int) -> None:
+def _run(target: Model, num_tokens: int, block_size: int, token_id: int = 0) -> None:
     num_padded, device = target.attention.padded(num_tokens), target.info.device
     positions = torch.zeros(num_padded, dtype=torch.int64, device=device)
     positions[:num_tokens] = torch.arange(num_tokens, device=device)
@@ -57,5 +74,5 @@ def _run(target: Model, num_tokens: int, block_size: int) -> None:
     if target.recurrent is not None:  # in the first slot, which no request holds yet, and which is cleared for one
         one = Level(upload([0], device), upload([0], device), 1)
         states = StatePlan((), one) if num_tokens == 1 else StatePlan((Chunk(0, num_tokens, 0),), None)
-    token_ids, seen = torch.zeros_like(positions), Visibility(positions, positions + 1)
+    token_ids, seen = torch.full_like(positions, token_id), Visibility(positions, positions + 1)
     target.forward(token_ids, positions, metadata, seen, upload([num_tokens - 1], device), states=states)

@@ -7,11 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
-from specdec_core import LLM, SamplingParams
+from specdec_core import LLM, CapacityError, SamplingParams
 from specdec_core.engine import build
 from specdec_core.engine.rehearsal import Branches
+from specdec_core.engine.runner import Runner
 from specdec_core.ops import REFERENCE
+from specdec_proposer_eagle.proposer import EagleProposer
 from specdec_testing.pretend_cuda import PretendCuda
 
 CONFIGS: dict[str, dict[str, Any] | None] = {
@@ -123,6 +126,26 @@ def test_an_engine_is_built_though_a_proposer_fails(monkeypatch: pytest.MonkeyPa
     with llm_of("eagle3") as llm:
         assert llm.engine.kv.num_free_blocks == llm.engine._num_kv_blocks
         assert not llm.engine.has_unfinished
+
+
+@pytest.mark.parametrize("place", [(Runner, "run"), (Branches, "propose"), (build, "measure_steps")], ids=str)
+@pytest.mark.parametrize("options", [{}, {"num_kv_blocks": 128, "enforce_eager": True}], ids=str)
+def test_an_error_says_what_to_lower_if_memory_runs_out(
+    place: tuple[Any, str], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = []
+
+    def fail(*args: Any, **keywords: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1 GiB.")
+
+    monkeypatch.setattr(*place, fail)
+    monkeypatch.setattr(EagleProposer, "close", lambda proposer: closed.append("once"), raising=False)
+    cache = "num_kv_blocks=128" if options else r"gpu_memory_utilization=0\.9"
+    graphs = "" if options else r"set enforce_eager=True \(\d+ bytes are for CUDA graphs\), "
+    lowered = rf"lower {cache}, max_num_batched_tokens=\d+ or max_num_seqs=\d+, {graphs}or free some"
+    with pytest.raises(CapacityError, match=rf"{lowered} \(.*Tried to allocate 1 GiB"):
+        llm_of("eagle3", adaptive_draft_length=True, **options)
+    assert len(closed) == 1
 
 
 def test_steps_are_measured_after_the_rehearsal(monkeypatch: pytest.MonkeyPatch) -> None:

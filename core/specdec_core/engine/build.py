@@ -26,6 +26,7 @@ from specdec_core.engine.grammars import Grammars
 from specdec_core.engine.logprobs import TokenTexts
 from specdec_core.engine.loss_watch import LossWatch
 from specdec_core.engine.measuring import measure_steps
+from specdec_core.engine.memory import trying_out
 from specdec_core.engine.named_proposer import NamedProposer
 from specdec_core.engine.plugin_errors import building
 from specdec_core.engine.recurrent import RequestStates
@@ -176,7 +177,7 @@ def _built(
         num_kv_blocks=design.memory.num_blocks,
         sharing=shared,
     )
-    with ExitStack() as failing:
+    with ExitStack() as failing, trying_out(design.memory, config):
         failing.callback(speculation.abandon)
         if device.type != "cpu":
             _rehearse(parts, design, built, engine_of)

@@ -62,6 +62,11 @@ def failure_of(device: torch.device, error: BaseException) -> DeviceError | None
     return failure
 
 
+def is_lack_of_memory(error: BaseException) -> bool:
+    """Whether an exception was raised since a GPU's memory ran out, be it in a plugin's code."""
+    return any(isinstance(each, torch.OutOfMemoryError) for each in _with_causes(error))
+
+
 def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
     seen: set[int] = set()
     while error is not None and id(error) not in seen:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -12,8 +14,9 @@ from attrs import frozen
 
 from specdec_core.config.engine import EngineConfig
 from specdec_core.contracts.proposer import Plan
+from specdec_core.engine.device import is_lack_of_memory
 from specdec_core.engine.step_memory import StepMemory
-from specdec_core.errors import CapacityError
+from specdec_core.errors import CapacityError, reason
 from specdec_core.models.meta_load import Outline
 
 FRACTION_OF_CPU_MEMORY = 0.25
@@ -169,6 +172,23 @@ def _check(memory: MemoryPlan, left_bytes: int, num_speculative_tokens: int, dev
             f"num_kv_blocks={memory.num_blocks} blocks of {memory.bytes_per_block} bytes{_draft_part(memory)} do not "
             f"fit into the {left_bytes} bytes that the weights leave free: lower num_kv_blocks, or leave it out"
         )
+
+
+@contextmanager
+def trying_out(memory: MemoryPlan, config: EngineConfig) -> Iterator[None]:
+    """A context of the first steps. If a GPU's memory runs out there, an error says what to lower."""
+    try:
+        yield
+    except Exception as error:
+        if not is_lack_of_memory(error):
+            raise
+        fraction = config.gpu_memory_utilization or FRACTION_OF_GPU_MEMORY
+        cache = f"num_kv_blocks={memory.num_blocks}" if config.num_kv_blocks else f"gpu_memory_utilization={fraction}"
+        raise CapacityError(
+            f"the device's memory ran out in the first steps, before any request, beside {memory.kv_bytes} bytes of KV "
+            f"cache: lower {cache}, max_num_batched_tokens={config.max_num_batched_tokens} or "
+            f"max_num_seqs={config.max_num_seqs}, {_eager_part(memory.step)}or free some ({reason(error)})"
+        ) from error
 
 
 def _step_part(memory: MemoryPlan, device: torch.device) -> str:

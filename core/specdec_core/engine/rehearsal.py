@@ -19,6 +19,7 @@ from attrs import evolve
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.draft import Draft, DraftTree
 from specdec_core.contracts.proposer import Proposer, ProposerBatch
+from specdec_core.engine.device import is_lack_of_memory
 from specdec_core.engine.named_proposer import NamedProposer
 from specdec_core.errors import CapacityError, ConfigError, PluginError
 
@@ -77,7 +78,8 @@ def rehearse(engine: Engine, branches: Branches | None, methods: tuple[str, ...]
     """Complete requests before those of users: without drafts, with trees, and with drafts of the methods.
 
     A request that is refused is left out, as is one that does not fit or for which a plugin fails: users hear of it
-    when they send such a request. Raises DeviceError if the device fails.
+    when they send such a request. Raises DeviceError if the device fails, and whatever is raised when its memory runs
+    out.
 
     engine: its proposers are `branches` and those of `methods`. No budget decides about drafts.
     branches: None: nothing is drafted.
@@ -110,9 +112,11 @@ def _complete(
                 prompt = [(index + i) % target.vocab_size for i in range(min(size, longest))]
                 given = evolve(params, speculative_methods=methods)
                 ids.append(engine.add_request(prompt, given, keep, cache_salt=SALT))
-        with suppress(CapacityError, PluginError):
-            while engine.has_unfinished:
-                engine.step()
+        while engine.has_unfinished:
+            engine.step()
+    except (CapacityError, PluginError) as error:
+        if is_lack_of_memory(error):
+            raise
     finally:
         with suppress(PluginError):
             engine.cancel(*ids)

@@ -226,6 +226,23 @@ def test_a_row_that_is_not_finite_fails_whatever_hides_it(
     assert processed.amax(dim=1).isfinite().tolist() == [True, False, True, True]
 
 
+@pytest.mark.parametrize("is_finite", [True, False])
+def test_a_fault_of_a_processor_that_got_zeros_may_be_the_models(is_finite: bool) -> None:
+    def careful(logits: torch.Tensor, token_ids: np.ndarray) -> torch.Tensor:
+        raise ValueError("all logits are equal")
+
+    params = SamplingParams(logits_processors=[careful])
+    draft = Draft.from_chains([[]])
+    constraints = ConstrainedRows.of([Ruled(params, [5], [8], DraftTree([], []), [])], draft)
+    assert constraints is not None
+    logits = torch.zeros(1, VOCAB) if is_finite else torch.full((1, VOCAB), torch.nan)
+    processed = process_logits(logits, draft.host_layout.row_requests, [params], constraints)
+    assert processed.isnan().all()
+    said = why_not_finite(constraints.constraints[0])
+    assert re.fullmatch(r".*careful raised ValueError: all logits are equal(\. Logits processors got zeros .*)?", said)
+    assert ("the target's logits were not finite" in said) == (not is_finite)
+
+
 def test_a_processor_never_gets_logits_that_are_not_finite() -> None:
     """Nor is it blamed for them."""
     seen: list[bool] = []

@@ -181,7 +181,10 @@ def test_parameters_that_leave_no_token_fail_their_own_request(
     first, second, third = generate(engines[method], texts[1:4], [stuck, raising, plain])
     assert (first.finish_reason, len(first.token_ids)) == ("error", 1)
     assert first.token_ids[0] in allowed
-    assert first.error == "the target's logits were not finite, or the sampling parameters left no token possible"
+    assert first.error == (
+        "the target's logits were not finite, or the sampling parameters left no token possible: check the model's "
+        "weights, or try dtype='float32', or allow more tokens"
+    )
     assert (second.finish_reason, len(second.token_ids)) == ("error", 5)
     assert second.error.endswith("give_up raised RuntimeError: enough")
     assert third == expected[2]

@@ -27,6 +27,8 @@ class Constraints:
     fault: the error message if a custom logits processor or the grammar failed in the latest step, on the logits after
         the request's last token; else None.
     leaves_any: bool [], on the device: whether the processors left a token possible there; None: they did not run.
+    got_logits: bool [], on the device: whether the processors got the logits there, and not zeros, since these were not
+        finite; None: they did not run.
     token_counts: counts for penalties; None: not needed yet.
     history: makes the token ids that custom logits processors get.
     grammar: how far the output has come in the grammar of structured_outputs; None: there is none.
@@ -41,6 +43,7 @@ class Constraints:
     bias_values: np.ndarray  # float64 [n]
     fault: str | None = None
     leaves_any: torch.Tensor | None = field(default=None, repr=False)
+    got_logits: torch.Tensor | None = field(default=None, repr=False)
     token_counts: TokenCounts | None = field(default=None, repr=False)
     history: History = field(factory=History, repr=False)
     grammar: GrammarState | None = field(default=None, repr=False)
@@ -80,13 +83,18 @@ class Constraints:
 
 def why_not_finite(constraints: Constraints | None) -> str:
     """The error message for a request that fails because its logits were not finite."""
+    not_finite, advice = "the target's logits were not finite", "check the model's weights, or try dtype='float32'"
     if constraints is None:
-        return "the target's logits were not finite"
-    if constraints.fault is None and constraints.leaves_any is not None and not constraints.leaves_any:
+        return f"{not_finite}: {advice}"
+    either = f"{not_finite}, or the sampling parameters left no token possible: {advice}, or allow more tokens"
+    if constraints.fault is not None:
+        got_zeros = constraints.got_logits is not None and not constraints.got_logits
+        return f"{constraints.fault}. Logits processors got zeros there: {either}" if got_zeros else constraints.fault
+    if constraints.leaves_any is not None and not constraints.leaves_any:
         return (
             "the logits processors returned NaN, or +inf, or -inf for every token: at least one token must be possible"
         )
-    return constraints.fault or "the target's logits were not finite, or the sampling parameters left no token possible"
+    return either
 
 
 class ConstrainedRequest(Protocol):

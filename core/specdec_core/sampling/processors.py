@@ -29,7 +29,7 @@ def run_processors(logits: torch.Tensor, rows: ConstrainedRows) -> None:
         # No variable holds the history, so that its buffer is free again after the call.
         fault = _process(logits[row], constraints.params.logits_processors, constraints.history.of(known, path))
         if is_root[position]:
-            constraints.fault, constraints.leaves_any = fault, None
+            constraints.fault, constraints.leaves_any, constraints.got_logits = fault, None, is_finite[position]
         if fault is None:
             ran.append(position)
         else:

@@ -1,5 +1,5 @@
 """Forward passes while the engine is built: operations are compiled and memory is allocated then, not in the first
-request. What is timed is a usual pass: on a GPU, one that a CUDA graph replays."""
+request. What is timed is a usual forward pass: on a GPU, one that a CUDA graph replays."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def warm_up(target: Model, num_blocks: int, block_size: int) -> float:
 
 
 def until_replayed(graphs: ForwardGraphs | None, run: Callable[[int], object]) -> None:
-    """Run a forward pass, with the turn, until a CUDA graph replays it. There are as many turns as that takes, if there
-    is a graph of such a pass, and none without graphs.
+    """Run a forward pass until a CUDA graph replays it, but no more often than that takes. Without graphs, it is not
+    run.
 
-    run: computes other inputs in each turn, counted from 1, and waits for the device: a graph is used only after it was
-        right for several inputs.
+    run: gets the turn, and waits for the device. It must compute other inputs in each turn: a graph is used only after
+        it was right for several inputs.
     """
     if graphs is None:
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from tiny_families import EXPERTS, tiny_model
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from specdec_core.models import placing
 from specdec_core.models.load import ModelSource, load_config
 from specdec_core.models.model import target_info_of
 from specdec_core.models.split_load import load_part, plan_split
@@ -83,6 +85,33 @@ def test_no_weight_is_one_of_the_cpu_first(family: str, is_safe: bool, num_ranks
         storages = {each.data_on_cpu.data_ptr(): each.numel() for each in found.values()}
         assert sum(pretend.uploads) == sum(storages.values()), "each is moved once"
         assert not model.training
+
+
+@pytest.mark.parametrize(
+    ("name", "stand_in", "reason"),
+    [
+        ("is_dataclass", lambda given: False, "_load_pretrained_model gets no options with an empty device_map"),
+        ("hasattr", lambda base, name: False, "it has no _load_pretrained_model"),
+    ],
+)
+def test_the_log_says_why_weights_are_on_the_host_first(
+    name: str,
+    stand_in: Any,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    tiny_model("llama").save_pretrained(tmp_path)
+    with PretendCuda(), caplog.at_level(logging.INFO, logger=placing.__name__):
+        load(ModelSource(model=tmp_path, device=CUDA, dtype="float32"), 1)
+        assert not caplog.messages
+        monkeypatch.setattr(placing, name, stand_in, raising=False)
+        model = load(ModelSource(model=tmp_path, device=CUDA, dtype="float32"), 1)
+        assert {tensor.device for tensor in tensors(model).values()} == {CUDA}
+    (said,) = caplog.messages
+    assert said.startswith("weights of LlamaForCausalLM are loaded to the host's memory before they are moved")
+    assert said.endswith(reason)
 
 
 def test_a_checkpoint_with_code_of_its_own(tmp_path: Path) -> None:

@@ -11,11 +11,13 @@ from specdec_core.models.mixers import StateCache, StateProbe
 
 def test_modules_of_transformers_5_17_find_their_states():
     conv, recurrent = torch.zeros(1, 4, 3), torch.zeros(1, 2, 5)
-    cache = StateCache({"conv": conv, "recurrent": recurrent})
+    cache = StateCache({"conv": conv, "recurrent": recurrent}, 7)
     assert cache.has_previous_state(7)
     assert cache.layers[7].conv_states[0] is conv
     assert cache.layers[7].recurrent_states[0] is recurrent
     assert not cache.layers[7].record_past
+    with pytest.raises(KeyError):
+        cache.layers[6]
 
 
 def test_they_find_none_before_the_first_token():

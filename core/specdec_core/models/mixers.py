@@ -7,7 +7,6 @@ by a *site*, an attribute of the module, as for attention.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, MutableMapping
 from functools import partial
 from typing import Any
@@ -45,17 +44,19 @@ class CachedStates:
 
 @frozen(eq=False)
 class StateCache:
-    """The states of a batch, in place of transformers' cache. A mixer replaces or overwrites them.
+    """The states of a batch in one layer, in place of transformers' cache. A mixer replaces or overwrites them.
 
     tensors: the states by name, [n, ...] each.
+    layer_idx: of the mixer.
     """
 
     tensors: MutableMapping[str, torch.Tensor]
+    layer_idx: int
 
     @property
     def layers(self) -> Mapping[int, CachedStates]:
-        """The states, whichever layer is asked for."""
-        return defaultdict(lambda: CachedStates((self.get_conv_state(0),), (self.get_recurrent_state(0),)))
+        states = CachedStates((self.tensors.get("conv"),), (self.tensors.get("recurrent"),))
+        return {self.layer_idx: states}
 
     def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
         return True
@@ -143,8 +144,10 @@ class CheckedTokenByToken(TokenByToken):
         probed = StateProbe()
         run(hidden, probed)
         at_once, in_turn = ({each.name: _zeros(each, hidden.device) for each in probed.found} for _ in range(2))
-        expected = [run(hidden, StateCache(at_once))]
-        found = [torch.cat([run(token, StateCache(in_turn)) for token in torch.split(hidden, 1, dim=1)], dim=1)]
+        layer_idx: Any = module.layer_idx
+        expected = [run(hidden, StateCache(at_once, layer_idx))]
+        one_by_one = (run(token, StateCache(in_turn, layer_idx)) for token in torch.split(hidden, 1, dim=1))
+        found = [torch.cat([*one_by_one], dim=1)]
         is_rounded = hidden.dtype != torch.float32
         for name in at_once:
             expected.append(at_once[name])

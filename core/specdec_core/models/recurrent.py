@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from attrs import frozen
@@ -67,6 +68,7 @@ class RecurrentLayers:
     def __init__(self, mixers: Sequence[nn.Module], store: StateStore, padded: Callable[[int], int]) -> None:
         self.store, self.padded = store, padded
         self._plan: StatePlan | None = None  # of the current forward pass
+        self._layer_idxs: list[Any] = [mixer.layer_idx for mixer in mixers]  # as transformers counts
         self._nodes: dict[int, tuple[Run, torch.Tensor]] = {}  # by layer: what the last forward pass read at the nodes
         for layer, mixer in enumerate(mixers):
             setattr(mixer, SITE, StateSite(self, layer))
@@ -92,14 +94,14 @@ class RecurrentLayers:
         for chunk in plan.chunks:
             rows, slot = slice(chunk.first, chunk.first + chunk.num_tokens), slice(chunk.slot, chunk.slot + 1)
             after = {name: tensor[slot].clone() for name, tensor in states.items()}
-            output[rows] = run(given[None, rows], StateCache(after))[0]
+            output[rows] = run(given[None, rows], StateCache(after, self._layer_idxs[layer]))[0]
             for name, tensor in states.items():
                 tensor[slot] = after[name]
         if plan.singles is not None:
             self._advance(layer, given, plan.singles, output, run)
         before: Mapping[str, torch.Tensor] = states
         for level in plan.levels:
-            before = self._step(given, level, before, output, run)
+            before = self._step(layer, given, level, before, output, run)
         if plan.node_rows is not None:
             self._nodes[layer] = run, given.index_select(0, plan.node_rows)
         return output.unsqueeze(0)
@@ -118,12 +120,13 @@ class RecurrentLayers:
     def _advance(self, layer: int, given: torch.Tensor, level: Level, output: torch.Tensor | None, run: Run) -> None:
         """Compute one token of each of several requests, and store the states after it."""
         states, slots = self.store.layers[layer], level.parents[: level.num_tokens]
-        after = self._step(given, level, states, output, run)
+        after = self._step(layer, given, level, states, output, run)
         for name, tensor in states.items():
             tensor.index_copy_(0, slots, after[name][: level.num_tokens].to(tensor.dtype))
 
     def _step(
         self,
+        layer: int,
         given: torch.Tensor,
         level: Level,
         states: Mapping[str, torch.Tensor],
@@ -133,7 +136,8 @@ class RecurrentLayers:
         """Compute single tokens from their parents' states, and write their output to its rows. Returns the states
         after them, [num_padded, ...] each."""
         after = {name: tensor.index_select(0, level.parents) for name, tensor in states.items()}
-        found = run(given.index_select(0, level.rows).unsqueeze(1), StateCache(after)).squeeze(1)
+        cache = StateCache(after, self._layer_idxs[layer])
+        found = run(given.index_select(0, level.rows).unsqueeze(1), cache).squeeze(1)
         if output is not None:
             output.index_copy_(0, level.rows[: level.num_tokens], found[: level.num_tokens])
         return after

@@ -315,14 +315,14 @@ class OutputHead(Protocol):
         CompatibilityError if the target has no LM head or, unless raw, if its factors and softcap are unknown."""
 
 
-Computes = Callable[..., "tuple[torch.Tensor, ...]"]
+TensorFunction = Callable[..., "tuple[torch.Tensor, ...]"]
 """A function that `BuildContext.graphed` takes. It gets tensors [n, ...] by position, and may get hashable values by
 name. It returns tensors [n, ...] that depend only on these arguments, on weights and, inside of
 `LayerAttention.forwarding`, on attention. It leaves nothing behind but keys and values: on a GPU, it is not called for
 shapes that have a graph."""
 
 
-def as_it_is(function: Computes) -> Computes:
+def ungraphed(function: TensorFunction) -> TensorFunction:
     return function
 
 
@@ -344,8 +344,8 @@ class BuildContext:
     load_model: Callable[[DraftModelConfig], CausalLM]  # in the target's dtype, its layers bound to `attention`
     speed_up: Callable[[torch.nn.Module], None]  # optimizes a loaded module in place, as the target's own layers are
     state: Any = None  # the plan's: a parsed config, a resolved checkpoint. So nothing is read twice
-    graphed: Callable[[Computes], Computes] = as_it_is  # on a GPU, returns a function that computes the same as a CUDA
-    #                                                     graph: its kernels are launched as one
+    # On a GPU, returns a function that computes the same as a CUDA graph: its kernels are launched as one.
+    graphed: Callable[[TensorFunction], TensorFunction] = ungraphed
 
 
 @frozen(eq=False)

@@ -16,7 +16,7 @@ from specdec_core.config.draft_options import DraftModelConfig
 from specdec_core.config.engine import EngineConfig
 from specdec_core.config.fields import shown
 from specdec_core.contracts.kv import KVContext, KVManager
-from specdec_core.contracts.proposer import BuildContext, Plan, Proposer, ProposerSpec, as_it_is
+from specdec_core.contracts.proposer import BuildContext, Plan, Proposer, ProposerSpec, ungraphed
 from specdec_core.contracts.target import TargetInfo
 from specdec_core.engine.design import Design, Method, Speculating, explaining, make_design
 from specdec_core.engine.draft_kind import explain_target_kind
@@ -336,7 +336,7 @@ def _build_context(
         model.attach(attention, method.ops)
         return model
 
-    device, graphed = design.target.info.device, as_it_is
+    device, graphed = design.target.info.device, ungraphed
     if device.type == "cuda" and not method.is_eager and design.config.tensor_parallel_size == 1:
         what = f"the draft head of {method.spec.name!r}"
         graphed = partial(GraphedFunction, attention=attention, what=what, pool=Pool())

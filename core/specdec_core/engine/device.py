@@ -10,7 +10,7 @@ import torch
 
 from specdec_core.errors import DeviceError, PluginError
 
-_AS_IT_IS = nullcontext()
+_UNCHANGED = nullcontext()
 
 
 def use_device(device: torch.device) -> AbstractContextManager[None]:
@@ -19,7 +19,7 @@ def use_device(device: torch.device) -> AbstractContextManager[None]:
     torch runs its own operations on the device of their tensors. Kernels that plugins launch with Triton run on the
     current device, and in every new thread the current device is the first GPU.
     """
-    return _current_gpu(device) if device.type == "cuda" else _AS_IT_IS
+    return _current_gpu(device) if device.type == "cuda" else _UNCHANGED
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from specdec_core.ops import REFERENCE
 from specdec_core.ops.attention import paged_attention
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_proposer_eagle.proposer import EagleProposer
+from specdec_proposer_medusa.module import MedusaHeads
 from specdec_testing.pretend_cuda import PretendCuda
 
 METHODS: dict[str, dict[str, Any] | None] = {
@@ -125,6 +126,31 @@ def test_eager_passes_have_no_graphs(method: str) -> None:
 def test_a_head_may_be_eager_alone() -> None:
     _, made, _ = decoded("cuda", "medusa", draft={"enforce_eager": True})
     assert [graphs.num_replayed > 0 for graphs in made] == [True]
+
+
+@pytest.mark.parametrize("enforce_eager", [True, False])
+def test_without_graphs_only_the_heads_run_that_a_draft_needs(
+    enforce_eager: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: set[int] = set()
+    compute = MedusaHeads.hidden
+
+    def noting(heads: MedusaHeads, i: int, hidden: torch.Tensor) -> torch.Tensor:
+        ran.add(i)
+        return compute(heads, i, hidden)
+
+    monkeypatch.setattr(MedusaHeads, "hidden", noting)
+    config = {"method": "medusa", "adaptive_draft_length": False, **(METHODS["medusa"] or {})}
+    with (
+        PretendCuda(),
+        LLM(
+            "tiny", device="cuda", dtype="float32", max_model_len=64, speculative_config=config,
+            enforce_eager=enforce_eager,
+        ) as llm,
+    ):  # fmt: skip
+        ran.clear()
+        llm.generate(PROMPTS, SamplingParams(max_tokens=3, temperature=0, ignore_eos=True), use_tqdm=False)
+    assert ran == ({0} if enforce_eager else {0, 1}), "the drafts have one token, and the graph is of both heads"
 
 
 def test_a_head_that_does_not_ask_for_graphs_has_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,14 +24,15 @@ class MedusaProposer(LastHiddenProposer):
         super().__init__(config, context, shape, to_target)
         self._module, self._output_head = module, context.output_head
         context.speed_up(module)
-        self._of_all = context.graphed(module.of_all)
+        of_all = context.graphed(module.of_all)
+        self._of_all = None if of_all == module.of_all else of_all  # None: there are no graphs
 
     def propose(self, batch: ProposerBatch) -> Draft:
         grower = self.grower(batch)
         hidden = self.hidden(batch)
         roots = torch.arange(len(hidden), device=hidden.device)  # of each entry of the level, among the rows of hidden
-        # A CPU computes a head when its level is reached: drafts may end before. A GPU runs all in one CUDA graph.
-        at_once = None if hidden.device.type == "cpu" else self._of_all(hidden, num_heads=self._shape.depth)
+        # All heads run in one CUDA graph. Without graphs, each does when its level is reached: drafts may end before.
+        at_once = None if self._of_all is None else self._of_all(hidden, num_heads=self._shape.depth)
 
         def logits(i: int) -> torch.Tensor:
             return self._logits(i, hidden) if at_once is None else self._output(i, at_once[i])

@@ -256,9 +256,10 @@ def _attend(
             sum_max, sum_weight, sum_value = _add_part(sum_max, sum_weight, sum_value, best, weight, value)
         else:
             at = (token * (GROUP * tl.num_programs(1)) + head) * tl.num_programs(2) + part
-            tl.store(stats_at + 2 * at, best, mask=is_row)
-            tl.store(stats_at + 2 * at + 1, weight, mask=is_row)
-            tl.store(partial_at + at[:, None] * BLOCK_VALUE + value_column[None, :], value, mask=is_row[:, None])
+            is_read = is_row & (part * PART < num_keys)
+            tl.store(stats_at + 2 * at, best, mask=is_read)
+            tl.store(stats_at + 2 * at + 1, weight, mask=is_read)
+            tl.store(partial_at + at[:, None] * BLOCK_VALUE + value_column[None, :], value, mask=is_read[:, None])
     if IS_WHOLE:
         if HAS_SINKS:
             sink = tl.load(sinks_at + head, mask=is_row, other=0.0).to(tl.float32) * LOG2_E

@@ -316,3 +316,13 @@ def test_calls_without_tokens_are_not_captured() -> None:
         graphs = Graphs(lambda call: (call.tensors[0] + 1,), "a function")
         assert graphs(Call((torch.zeros(0, 3, device=CUDA),)))[0].shape == (0, 3)
         assert not graphs._graphs
+
+
+@pytest.mark.parametrize("values", [[1], np.ones(1), torch.ones(1)], ids=["list", "array", "tensor"])
+def test_values_from_the_host_are_not_captured(caplog: pytest.LogCaptureFixture, values: Any) -> None:
+    with PretendCuda(), caplog.at_level("INFO"):
+        graphs = Graphs(lambda call: (call.tensors[0] + upload(values, CUDA),), "a function")
+        for _ in range(2):
+            assert graphs(Call((torch.ones(1, device=CUDA),)))[0].item() == 2
+        assert (graphs._is_off, graphs.num_replayed) == (True, 0)
+    assert "values were copied from the host while a CUDA graph was captured" in caplog.text

@@ -102,6 +102,7 @@ class PretendCuda(TorchFunctionMode):
             "CUDAGraph": self.graphs.make,
             "graph": self.graphs.capture,
             "graph_pool_handle": lambda: (0, 1),
+            "is_current_stream_capturing": lambda: self.graphs.recording is not None,
             "synchronize": lambda device=None: self._wait(f"synchronize{_place()}"),
             "Event": lambda: PretendEvent(self._queued),
         }

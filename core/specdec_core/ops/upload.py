@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from specdec_core.contracts.draft import on_device
+from specdec_core.errors import SpecdecError
 
 
 def upload(
@@ -21,7 +22,14 @@ def upload(
     work. On a CPU, nothing is copied unless the dtype differs: do not write to an array or tensor afterwards.
 
     dtype: of the result; None: that of the values, for whole numbers in a sequence int64.
+
+    Raises SpecdecError while a CUDA graph is captured: it would repeat the copy, with these values.
     """
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise SpecdecError(
+            "values were copied from the host while a CUDA graph was captured, which would repeat them for other "
+            "calls: give them to the function as tensors, or compute them outside of it"
+        )
     tensor = torch.from_numpy(values) if isinstance(values, np.ndarray) else torch.as_tensor(values)
     if dtype is not None:
         tensor = tensor.to(dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from attrs import evolve, fields
+from attrs import fields
 from hypothesis import given, settings, strategies as st
 
 from specdec_core import Draft
@@ -16,6 +16,7 @@ from specdec_core.contracts.draft import DraftTree
 from specdec_core.contracts.kv import KVMetadata
 from specdec_core.engine.step_batch import StepBatch
 from specdec_core.models import graphs as module
+from specdec_core.models.graph_buffers import Buffer
 from specdec_core.models.graph_inputs import Call, Inputs, PlanInputs, Tensors
 from specdec_core.models.graphed import ForwardGraphs, Result
 from specdec_core.models.graphs import Graphs
@@ -55,7 +56,8 @@ def inputs_of(requests: Requests, seed: int) -> tuple[torch.Tensor, AttentionPla
     )
     num_tokens = sum(known + len(parents) for _, known, parents in requests)
     batch = StepBatch.of(schedule, draft, num_tokens, CUDA)
-    tables = rng.integers(1, 99, (len(requests), int(rng.integers(5, 9))))
+    longest = max(start + known + len(parents) for start, known, parents in requests)
+    tables = rng.integers(1, 99, (len(requests), -(-longest // 16) + int(rng.integers(0, 5))))
     slots = rng.integers(0, 999, num_tokens)
     metadata = KVMetadata(tuple(batch.starts), batch.lengths, upload(tables, CUDA), upload(slots, CUDA), 16)
     return batch.token_ids, AttentionPlan(metadata, batch.visibility, Padding(rows=1, keys=64)), batch.rows
@@ -107,7 +109,7 @@ def check(passes: list[Requests]) -> Graphs:
 @given(some=st.lists(passes(), min_size=1, max_size=3), number=st.integers(2, 6))
 def test_results_are_those_of_the_usual_pass(some: list[Requests], number: int) -> None:
     graphs = check(some * number)
-    assert not graphs._is_off
+    assert not graphs.is_off
     assert graphs.num_calls == len(some) * number
 
 
@@ -124,12 +126,15 @@ TENSORS = ("token_ids", "positions", "rows")
 
 
 def buffer_of(inputs: Inputs, name: str) -> torch.Tensor:
-    found = inputs.tensors[TENSORS.index(name)] if name in TENSORS else getattr(inputs.plan, name.removeprefix("plan."))
-    assert isinstance(found, torch.Tensor)
-    return found
+    if name in TENSORS:
+        return inputs.buffers[TENSORS.index(name)].rows
+    buffer: Buffer = getattr(inputs.plan, name.removeprefix("plan."))
+    return buffer.rows
 
 
-@pytest.mark.parametrize("name", [*TENSORS, *(f"plan.{field.name}" for field in fields(PlanInputs))])
+@pytest.mark.parametrize(
+    "name", [*TENSORS, *(f"plan.{field.name}" for field in fields(PlanInputs) if field.type == "Buffer")]
+)
 def test_a_buffer_that_is_not_read_anew_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     read = Inputs.read
 
@@ -195,7 +200,7 @@ def test_a_pass_that_waits_for_the_device_is_not_captured() -> None:
         graphs = ForwardGraphs(waiting)
         for _ in range(5):
             forward(graphs, inputs_of(CHAINS, 0))[0].cpu()
-        assert (graphs.graphs._is_off, graphs.graphs.num_replayed) == (True, 0)
+        assert (graphs.graphs.is_off, graphs.graphs.num_replayed) == (True, 0)
 
 
 def test_what_the_host_computed_is_noticed() -> None:
@@ -211,7 +216,7 @@ def test_what_the_host_computed_is_noticed() -> None:
         graphs = ForwardGraphs(counting)
         for seed in range(5):
             forward(graphs, inputs_of(CHAINS, seed))[0].cpu()
-        assert (graphs.graphs._is_off, graphs.graphs.num_replayed) == (True, 0)
+        assert (graphs.graphs.is_off, graphs.graphs.num_replayed) == (True, 0)
 
 
 def test_the_usual_call_overwrites_what_a_wrong_graph_wrote() -> None:
@@ -230,7 +235,7 @@ def test_the_usual_call_overwrites_what_a_wrong_graph_wrote() -> None:
         for value in range(5):
             (result,) = graphs(Call((torch.full((1,), float(value), device=CUDA),)))
             assert (cache.item(), result.item()) == (value + number, value + number)
-        assert graphs._is_off
+        assert graphs.is_off
 
 
 def test_checks_do_not_wait_for_the_device() -> None:
@@ -253,8 +258,8 @@ def test_a_result_of_another_shape_is_noticed(caplog: pytest.LogCaptureFixture) 
         for size in (1, 3, 3):
             sizes.append(size)
             graphs(Call((torch.ones(2, device=CUDA),)))
-        assert graphs._is_off
-    assert "the graph's result is [2, 1], not [2, 3]" in caplog.text
+        assert graphs.is_off
+    assert "the graph's result is torch.float32 [2, 1], not torch.float32 [2, 3]" in caplog.text
 
 
 def test_a_graph_is_not_trusted_for_inputs_that_stay_the_same() -> None:
@@ -267,24 +272,21 @@ def test_a_graph_is_not_trusted_for_inputs_that_stay_the_same() -> None:
             numbers.append(number)
             (result,) = graphs(Call((torch.full((1,), number, device=CUDA),)))
             assert result.item() == number
-        assert (graphs.num_replayed, graphs._is_off) == (0, True)
+        assert (graphs.num_replayed, graphs.is_off) == (0, True)
 
 
 def test_graphs_of_narrower_block_tables_are_dropped() -> None:
-    def wider(plan: AttentionPlan) -> AttentionPlan:
-        tables = torch.cat([plan.metadata.block_tables] * 9, dim=1)
-        return AttentionPlan(evolve(plan.metadata, block_tables=tables), plan.visibility, plan.padding)
-
     with PretendCuda():
         graphs = ForwardGraphs(run)
         for requests in (CHAINS, TREES):
             forward(graphs, inputs_of(requests, 0))
         assert len(graphs.graphs._graphs) == 2
-        token_ids, plan, rows = inputs_of(CHAINS, 0)
-        forward(graphs, (token_ids, wider(plan), rows))
+        forward(graphs, inputs_of([(700, 1, ())], 0))
         (shape,) = graphs.graphs._graphs
         assert shape.plan is not None
-        assert shape.plan.max_blocks >= 9 * 5
+        assert shape.plan.max_blocks == 64
+        forward(graphs, inputs_of(CHAINS, 0))
+        assert [shape.plan.max_blocks for shape in graphs.graphs._graphs if shape.plan] == [64, 64]
 
 
 @pytest.mark.parametrize(
@@ -324,5 +326,14 @@ def test_values_from_the_host_are_not_captured(caplog: pytest.LogCaptureFixture,
         graphs = Graphs(lambda call: (call.tensors[0] + upload(values, CUDA),), "a function")
         for _ in range(2):
             assert graphs(Call((torch.ones(1, device=CUDA),)))[0].item() == 2
-        assert (graphs._is_off, graphs.num_replayed) == (True, 0)
+        assert (graphs.is_off, graphs.num_replayed) == (True, 0)
     assert "values were copied from the host while a CUDA graph was captured" in caplog.text
+
+
+def test_there_are_no_more_graphs_than_memory_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MOST_GRAPHS", 2)
+    with PretendCuda():
+        graphs = Graphs(lambda call: (call.tensors[0] + 1,), "a function")
+        for size in (1, 2, 4, 8) * 5:
+            graphs(Call((torch.full((size,), float(size), device=CUDA),)))
+        assert [shape.num_tokens for shape in graphs._graphs] == [1, 2]

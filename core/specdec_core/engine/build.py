@@ -338,8 +338,8 @@ def _build_context(
 
     device, graphed = design.target.info.device, ungraphed
     if device.type == "cuda" and not method.is_eager and design.config.tensor_parallel_size == 1:
-        what = f"the draft head of {method.spec.name!r}"
-        graphed = partial(GraphedFunction, attention=attention, what=what, pool=Pool())
+        what, longest = f"the draft head of {method.spec.name!r}", design.target.info.max_model_len
+        graphed = partial(GraphedFunction, attention=attention, what=what, pool=Pool(), max_model_len=longest)
     return BuildContext(
         target=design.target.info,
         num_speculative_tokens=method.config.num_speculative_tokens,

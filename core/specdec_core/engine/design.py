@@ -22,6 +22,7 @@ from specdec_core.engine.draft_kind import explain_draft_kind
 from specdec_core.engine.memory import MemoryPlan, plan_memory
 from specdec_core.engine.plugin_errors import building
 from specdec_core.errors import ConfigError
+from specdec_core.models.graph_memory import attention_graph_bytes
 from specdec_core.models.load import ModelSource, find_device
 from specdec_core.models.meta_load import Outline, outline
 from specdec_core.plugins import Plugins
@@ -171,7 +172,10 @@ def _method(
         contexts = [evolve(contexts[0], kv_layout=plan.kv_layout)]
     options = config.options
     is_eager = engine.enforce_eager or (isinstance(options, DraftModelConfig) and options.enforce_eager)
-    plan = evolve(plan, graph_bytes=0) if is_eager else plan
+    graph_bytes = 0 if is_eager else plan.graph_bytes
+    if graph_bytes and plan.kv_layout is not None:
+        graph_bytes += attention_graph_bytes(target.info, engine.block_size, config.num_speculative_tokens)
+    plan = evolve(plan, graph_bytes=graph_bytes)
     return Method(config, spec, plan, ops.resolve(offered, contexts), is_eager)
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from attrs import frozen
 
 from specdec_core.config.engine import EngineConfig
+from specdec_core.models.graph_buffers import NUM_TOKENS
+from specdec_core.models.graph_memory import attention_graph_bytes
 from specdec_core.models.meta_load import Outline
 
 COPIES = 10
@@ -52,8 +54,12 @@ class StepMemory:
         logits = (num_rows * info.dtype.itemsize + num_processed * 4 * COPIES) * info.vocab_size
         graph_bytes = 0
         if info.device.type == "cuda":
-            has_graphs = not config.enforce_eager and target.kv_groups.states is None
-            graph_bytes = draft_graph_bytes + (target.graph_bytes if has_graphs else 0)
+            is_whole = config.tensor_parallel_size == 1 and target.kv_groups.states is None
+            has_graphs = is_whole and not config.enforce_eager
+            graph_bytes = draft_graph_bytes
+            if has_graphs:
+                graph_bytes += target.graph_bytes + NUM_TOKENS[-1] * num_taps * hidden_bytes
+                graph_bytes += attention_graph_bytes(info, config.block_size, num_speculative_tokens)
         masks = num_rows * num_speculative_tokens * PATH_BYTES
         num_bytes = num_tokens * per_token + observed + logits + masks + graph_bytes
         if (states := target.kv_groups.states) is not None:

@@ -1,19 +1,24 @@
-"""The inputs of functions that run as CUDA graphs. A graph reads buffers of its own, of a few sizes."""
+"""The inputs of functions that run as CUDA graphs. A graph reads them from buffers, and has one of a few sizes."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable
 
+import numpy as np
 import torch
-from attrs import fields, frozen
+from attrs import frozen
 
 from specdec_core.contracts.kv import Visibility
+from specdec_core.models.graph_buffers import NUM_TOKENS, Buffer, Buffers, Copies
+from specdec_core.models.same_bits import have_same_bits
 from specdec_core.ops.attention_plan import WORD, AttentionPlan, FixedPlan
 from specdec_core.ops.padding import round_up
+from specdec_core.ops.upload import upload_into
 
 Tensors = tuple[torch.Tensor, ...]
-NUM_TOKENS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Sizes to which forward passes are padded. Beside the work of larger ones, launching their kernels costs little."""
+LEAST_KEYS = 8192
+"""KV-cache slots of a request for which every graph's block tables are wide enough, if the model has as many positions.
+So few graphs are outgrown. Attention has partial results of all slots of the tables, so that wider ones take memory."""
 
 
 @frozen(eq=False)
@@ -22,12 +27,14 @@ class Call:
 
     tensors: [num_tokens, ...] each; all but the first may have fewer rows.
     plan: of the function's attention; None: it computes no attention. There are as many tokens.
-    fixed: what else the function depends on. Each value has graphs of its own.
+    window: of the function's attention.
+    fixed: what else the function depends on. Each window and each value has graphs of its own.
     num_rows: of the function's first result; None: as many as tokens, as the other results have.
     """
 
     tensors: Tensors
     plan: AttentionPlan | None = None
+    window: int | None = None
     fixed: Hashable = None
     num_rows: int | None = None
 
@@ -42,30 +49,33 @@ class PlanShape:
     num_tree_slots: int
 
     @classmethod
-    def of(cls, plan: AttentionPlan) -> PlanShape | None:
+    def of(cls, plan: AttentionPlan, least_keys: int) -> PlanShape | None:
         """The shape into which a plan fits; None: the host does not know its sizes."""
         seen, metadata = plan.visibility, plan.metadata
         num_paths = num_tree_slots = 0
         if seen.more_slots is not None:
             if seen.num_tree_slots is None:
                 return None
-            num_paths, num_tree_slots = _power_of_2(seen.more_slots.shape[1]), round_up(seen.num_tree_slots, WORD)
-        return cls(_power_of_2(metadata.block_tables.shape[1]), metadata.block_size, num_paths, num_tree_slots)
+            num_paths, num_tree_slots = power_of_2(seen.more_slots.shape[1]), round_up(seen.num_tree_slots, WORD)
+        max_blocks = -(-max(plan.most_keys, least_keys) // metadata.block_size)
+        return cls(power_of_2(max_blocks), metadata.block_size, num_paths, num_tree_slots)
 
 
 @frozen
 class Shape:
-    """What differs between graphs of a function. rows: of each tensor, the dtype and the sizes after the first. fixed:
-    as of a `Call`. plan: None: no attention."""
+    """What differs between graphs of a function. rows: of each tensor, the dtype and the sizes after the first. window,
+    fixed: as of a `Call`. plan: None: no attention."""
 
     num_tokens: int
     rows: tuple[tuple[torch.dtype, torch.Size], ...]
+    window: int | None
     fixed: Hashable
     plan: PlanShape | None
 
     @classmethod
-    def of(cls, call: Call) -> Shape | None:
-        """The shape of the graph for a call; None: it is too large or empty, or the host does not know its sizes."""
+    def of(cls, call: Call, least_keys: int = 0) -> Shape | None:
+        """The shape of the graph for a call; None: it is too large or empty, or the host does not know its sizes.
+        least_keys: for which block tables are wide enough."""
         lengths, plan = [len(each) for each in call.tensors], call.plan
         num_tokens = next((size for size in NUM_TOKENS if size >= lengths[0]), None)
         num_requests = 0 if plan is None else len(plan.metadata.block_tables)
@@ -73,113 +83,120 @@ class Shape:
             return None
         of_plan = None
         if plan is not None:
-            of_plan = PlanShape.of(plan) if len(plan.visibility.positions) == lengths[0] else None
+            of_plan = PlanShape.of(plan, least_keys) if len(plan.visibility.positions) == lengths[0] else None
             if of_plan is None:
                 return None
-        return cls(num_tokens, tuple((each.dtype, each.shape[1:]) for each in call.tensors), call.fixed, of_plan)
+        rows = tuple((each.dtype, each.shape[1:]) for each in call.tensors)
+        return cls(num_tokens, rows, call.window, call.fixed, of_plan)
 
 
 @frozen(eq=False)
 class PlanInputs:
-    """The tensors of an attention plan. `read` pads with zeros, and slots and owners with -1."""
+    """The inputs of an attention plan. Padding is 0, that of slots and of tokens' requests -1."""
 
-    positions: torch.Tensor  # int64 [num_tokens]
-    slot_mapping: torch.Tensor  # int64 [num_tokens]
-    prefix_lens: torch.Tensor  # int64 [num_tokens]
-    more_slots: torch.Tensor  # int64 [num_tokens, num_paths]
-    token_requests: torch.Tensor  # int32 [num_tokens]
-    context_lens: torch.Tensor  # int32 [num_tokens]   of requests, which are no more than tokens
-    block_tables: torch.Tensor  # int64 [num_tokens, max_blocks]   of requests
+    num_tokens: int
+    positions: Buffer  # int64 [num_tokens or more]
+    slot_mapping: Buffer  # int64 [num_tokens or more]
+    prefix_lens: Buffer  # int64 [num_tokens or more]
+    more_slots: Buffer  # int64 [num_tokens or more, num_paths]
+    block_tables: Buffer  # int64 [num_tokens or more, max_blocks]   of requests, which are no more than tokens
+    requests: Buffer  # int32 [num_tokens or more, 2]   its memory is read as [2, num_tokens], see `of_requests`
 
     @classmethod
-    def empty(cls, num_tokens: int, shape: PlanShape, device: torch.device) -> PlanInputs:
-        widths = {"more_slots": (shape.num_paths,), "block_tables": (shape.max_blocks,)}
-        short = ("token_requests", "context_lens")
-        return cls(
-            **{
-                name: torch.zeros(
-                    num_tokens,
-                    *widths.get(name, ()),
-                    dtype=torch.int32 if name in short else torch.int64,
-                    device=device,
-                )
-                for name in (field.name for field in fields(cls))
-            }
-        )
+    def of(cls, buffers: Buffers, num_tokens: int, shape: PlanShape, device: torch.device) -> PlanInputs:
+        sizes = {"more_slots": (shape.num_paths,), "block_tables": (shape.max_blocks,)}
+        made = {
+            name: buffers.get(name, torch.int64, sizes.get(name, ()), device, -1 if name == "slot_mapping" else 0)
+            for name in ("positions", "slot_mapping", "prefix_lens", "more_slots", "block_tables")
+        }
+        return cls(num_tokens, **made, requests=buffers.get("requests", torch.int32, (2,), device))
 
-    def read(self, plan: AttentionPlan) -> None:
+    @property
+    def of_requests(self) -> torch.Tensor:
+        """int32 [2, num_tokens]   `AttentionPlan.token_requests` and `context_lens`. A call writes it as a whole."""
+        return self.requests.rows.view(-1)[: 2 * self.num_tokens].view(2, -1)
+
+    def read(self, plan: AttentionPlan, copies: Copies) -> None:
         metadata, seen = plan.metadata, plan.visibility
-        _fill(self.positions, seen.positions)
-        _fill(self.slot_mapping, metadata.slot_mapping, -1)
-        _fill(self.prefix_lens, seen.prefix_lens)
+        copies.fill(self.positions, seen.positions)
+        copies.fill(self.slot_mapping, metadata.slot_mapping)
+        copies.fill(self.prefix_lens, seen.prefix_lens)
         if seen.more_slots is not None:
-            width = seen.more_slots.shape[1]
-            self.more_slots[:, :width].zero_()
-            self.more_slots[: len(seen.more_slots), :width] = seen.more_slots
-            self.more_slots[:, width:] = self.more_slots[:, width - 1 : width]  # the last slot of a path repeats
-        _fill(self.token_requests, plan.token_requests, -1)
-        _fill(self.context_lens, plan.context_lens)
-        tables = metadata.block_tables
-        self.block_tables[: len(tables), : tables.shape[1]] = tables
+            copies.fill(self.more_slots, _widened(seen.more_slots, self.more_slots.rows.shape[1]))
+        tables = metadata.block_tables[:, : self.block_tables.rows.shape[1]]  # no token reads what lies beyond
+        copies.put(self.block_tables.rows[: len(tables), : tables.shape[1]], tables)
+        context_lens = np.zeros(self.num_tokens, dtype=np.int32)
+        context_lens[: len(tables)] = np.add(metadata.starts, metadata.lengths)
+        upload_into(self.of_requests, np.stack([plan.host_token_requests(self.num_tokens), context_lens]))
+
+    def tensors(self) -> Tensors:
+        buffers = self.positions, self.slot_mapping, self.prefix_lens, self.more_slots, self.block_tables
+        return *(each.rows[: self.num_tokens] for each in buffers), self.of_requests
 
     def plan(self, shape: PlanShape, like: AttentionPlan) -> FixedPlan:
         """The plan that reads these tensors. like: a plan of the same model."""
-        more_slots = self.more_slots if shape.num_paths else None
+        positions, slot_mapping, prefix_lens, more_slots, block_tables, of_requests = self.tensors()
         return FixedPlan.of(
             like,
-            Visibility(self.positions, self.prefix_lens, more_slots, shape.num_tree_slots),
-            slot_mapping=self.slot_mapping,
-            block_tables=self.block_tables,
-            token_requests=self.token_requests,
-            context_lens=self.context_lens,
+            Visibility(positions, prefix_lens, more_slots if shape.num_paths else None, shape.num_tree_slots),
+            slot_mapping=slot_mapping,
+            block_tables=block_tables,
+            token_requests=of_requests[0],
+            context_lens=of_requests[1],
         )
 
 
 @frozen(eq=False)
 class Inputs:
-    """The buffers that a graph reads: tensors [num_tokens, ...], and those of a plan, if the function attends."""
+    """What a graph reads: tensors, and those of a plan, if the function attends."""
 
     shape: Shape
-    tensors: Tensors
+    buffers: tuple[Buffer, ...]
     plan: PlanInputs | None
 
     @classmethod
-    def empty(cls, shape: Shape, device: torch.device) -> Inputs:
-        tensors = (torch.zeros(shape.num_tokens, *sizes, dtype=dtype, device=device) for dtype, sizes in shape.rows)
-        plan = None if shape.plan is None else PlanInputs.empty(shape.num_tokens, shape.plan, device)
-        return cls(shape, tuple(tensors), plan)
+    def of(cls, shape: Shape, buffers: Buffers, device: torch.device) -> Inputs:
+        tensors = tuple(buffers.get(index, *row, device) for index, row in enumerate(shape.rows))
+        plan = None if shape.plan is None else PlanInputs.of(buffers, shape.num_tokens, shape.plan, device)
+        return cls(shape, tensors, plan)
 
     def read(self, call: Call) -> None:
         """Copy the inputs of a call of this shape. What is left over is padding."""
-        for buffer, values in zip(self.tensors, call.tensors, strict=True):
-            _fill(buffer, values)
+        copies = Copies()
+        for buffer, values in zip(self.buffers, call.tensors, strict=True):
+            copies.fill(buffer, values)
         if self.plan is not None and call.plan is not None:
-            self.plan.read(call.plan)
+            self.plan.read(call.plan, copies)
+        copies.run()
 
-    def read_next(self, call: Call) -> torch.Tensor:
-        """As `read`. Returns whether the call has other inputs than the one that was read before, bool [] on their
-        device."""
-        buffers = [*self.tensors]
-        if self.plan is not None:
-            buffers += [getattr(self.plan, field.name) for field in fields(PlanInputs)]
-        before = [buffer.clone() for buffer in buffers]
-        self.read(call)
-        return torch.stack([(old != new).any() for old, new in zip(before, buffers, strict=True)]).any()
+    def tensors(self) -> Tensors:
+        """[num_tokens, ...] each."""
+        return tuple(each.rows[: self.shape.num_tokens] for each in self.buffers)
+
+    def copied(self) -> Tensors:
+        """All that was read, padding included."""
+        return tuple(each.clone() for each in self._all())
+
+    def are(self, copied: Tensors) -> torch.Tensor:
+        """Whether what was read has the same bits, bool []."""
+        return have_same_bits(self._all(), copied)
+
+    def _all(self) -> Tensors:
+        return *self.tensors(), *(() if self.plan is None else self.plan.tensors())
 
     def call(self, like: AttentionPlan | None) -> Call:
-        """The call of the function with these buffers. like: a plan of the same model."""
-        if self.plan is None or self.shape.plan is None or like is None:
-            return Call(self.tensors, None, self.shape.fixed)
-        return Call(self.tensors, self.plan.plan(self.shape.plan, like), self.shape.fixed)
+        """The call of the function with these tensors. like: a plan of the same model."""
+        shape = self.shape
+        plan = self.plan.plan(shape.plan, like) if self.plan and shape.plan and like else None
+        return Call(self.tensors(), plan, shape.window, shape.fixed)
 
 
-def _fill(buffer: torch.Tensor, values: torch.Tensor, padding: int = 0) -> None:
-    number = len(values)
-    buffer[:number] = values
-    if number < len(buffer):
-        buffer[number:].fill_(padding)
+def _widened(slots: torch.Tensor, width: int) -> torch.Tensor:
+    """Repeat the last slot of each path."""
+    missing = width - slots.shape[1]
+    return torch.cat([slots, slots[:, -1:].expand(-1, missing)], dim=1) if missing else slots
 
 
-def _power_of_2(number: int) -> int:
+def power_of_2(number: int) -> int:
     """The next one that is at least as large."""
     return 1 << (number - 1).bit_length() if number else 0

@@ -44,8 +44,7 @@ class ForwardGraphs:
     def _run(self, call: Call) -> Tensors:
         assert call.plan is not None
         token_ids, positions, rows = call.tensors
-        window: Any = call.fixed
-        logits, features = self._run_model(token_ids, positions, rows, call.plan, window)
+        logits, features = self._run_model(token_ids, positions, rows, call.plan, call.window)
         self._taps = tuple(features)  # always the same
         return logits, *features.values()
 
@@ -55,23 +54,28 @@ class GraphedFunction:
 
     function: as described there.
     attention: which the function may use inside of `forwarding`; None: it computes no attention.
-    what, pool: as of `Graphs`.
+    what, pool, max_model_len: as of `Graphs`.
     """
 
     def __init__(
-        self, function: Callable[..., Tensors], attention: PagedAttention | None, what: str, pool: Pool | None = None
+        self,
+        function: Callable[..., Tensors],
+        attention: PagedAttention | None,
+        what: str,
+        pool: Pool | None = None,
+        max_model_len: int = 0,
     ) -> None:
         self._function, self._attention = function, attention
-        self.graphs = Graphs(self._run, what, pool)
+        self.graphs = Graphs(self._run, what, pool, max_model_len)
 
     def __call__(self, *tensors: torch.Tensor, **fixed: Any) -> Tensors:
         attention = self._attention
         plan, window = (None, None) if attention is None else (attention.plan, attention.window)
-        return self.graphs(Call(tensors, plan, (window, tuple(sorted(fixed.items())))))
+        return self.graphs(Call(tensors, plan, window, tuple(sorted(fixed.items()))))
 
     def _run(self, call: Call) -> Tensors:
-        of_call: Any = call.fixed
-        fixed = dict(of_call[1])
+        given: Any = call.fixed
+        fixed = dict(given)
         if self._attention is None or call.plan is None or call.plan is self._attention.plan:
             return _checked(self._function(*call.tensors, **fixed))
         with self._attention.replacing(call.plan):  # it has the window of the forward pass around it

@@ -2,9 +2,9 @@
 spares the host most of its work.
 
 A graph repeats what was launched while it was captured, with the same shapes and addresses. So inputs are padded to a
-few sizes, and a graph reads them from buffers of its own. Whatever else a model, or a plugin's operation, takes from
-the host would be repeated, too. Therefore a graph is used only after its results had the bits of the function's usual
-call, for other inputs than those that it was captured with.
+few sizes, and a graph reads them from buffers. Whatever else a model, or a plugin's operation, takes from the host
+would be repeated, too. Therefore a graph is used only after its results had the bits of the function's usual call, for
+other inputs than those that it was captured with.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ from typing import Any
 import torch
 from attrs import define, field
 
-from specdec_core.models.graph_inputs import Call, Inputs, Shape, Tensors
+from specdec_core.models.graph_buffers import Buffer, Buffers
+from specdec_core.models.graph_inputs import LEAST_KEYS, Call, Inputs, Shape, Tensors
+from specdec_core.models.graph_memory import MOST_GRAPHS
+from specdec_core.models.same_bits import have_same_bits
 from specdec_core.ops.download import Download
 
 logger = logging.getLogger(__name__)
@@ -31,31 +34,37 @@ NUM_CHECKS = 2
 
 @define(eq=False)
 class Graph:
-    """A captured call. checks: of each try, whether the results had the bits of the usual call, and whether the inputs
-    were other ones than those before; bool [2] on its way to the host. num_right: tries in which both was so."""
+    """A captured call. results: to which it copies its results. tried: the inputs of the capture or of the last try,
+    until the graph is trusted. checks: of each try, whether the results had the bits of the usual call, and whether the
+    inputs were those before; bool [2] on its way to the host. num_right: tries with other inputs that were right."""
 
     inputs: Inputs
     cuda_graph: torch.cuda.CUDAGraph
-    results: Tensors
+    results: tuple[Buffer, ...]
+    tried: Tensors
     checks: list[Download] = field(factory=list)
     num_right: int = 0
 
     def replay(self, call: Call) -> Tensors:
         """The next replay overwrites the graph's results, so these are copies."""
-        self.inputs.read(call)
-        return self._replay(call)
+        self.tried = ()
+        return tuple(result.clone() for result in self._replay(call))
 
     def attempt(self, call: Call) -> tuple[Tensors, torch.Tensor]:
-        """Replay, to compare the results. Returns also whether the inputs are other ones than before, bool []."""
-        differs = self.inputs.read_next(call)
-        return self._replay(call), differs
+        """Replay, to compare the results, which the next replay overwrites. Returns also whether the inputs are those
+        of the last try, bool []."""
+        results = self._replay(call)
+        is_repeated = self.inputs.are(self.tried)
+        self.tried = self.inputs.copied()
+        return results, is_repeated
 
     def _replay(self, call: Call) -> Tensors:
+        self.inputs.read(call)
         self.cuda_graph.replay()
         first, *others = self.results
         num_tokens = len(call.tensors[0])
         num_rows = num_tokens if call.num_rows is None else call.num_rows
-        return first[:num_rows].clone(), *(each[:num_tokens].clone() for each in others)
+        return first.rows[:num_rows], *(each.rows[:num_tokens] for each in others)
 
     def was_wrong(self) -> bool:
         """Look at the checks that have arrived. One that was right shows nothing if its inputs were those before."""
@@ -66,7 +75,7 @@ class Graph:
             elif not found[0]:
                 return True
             else:
-                self.num_right += int(found[1])
+                self.num_right += int(not found[1])
         self.checks = waiting
         return False
 
@@ -76,9 +85,12 @@ class Graph:
 
 
 class Pool:
-    """Memory in which graphs compute. They may share it, since results are copied before the next replay. stream: on
-    which they are captured, of the device that is current then; torch's own default is of the first device that ever
-    captured."""
+    """Memory in which graphs compute. They may share it, since results are copied before the next replay. buffers: what
+    they read and write. stream: on which they are captured, of the device that is current then; torch's own default is
+    of the first device that ever captured."""
+
+    def __init__(self) -> None:
+        self.buffers = Buffers()
 
     @cached_property
     def handle(self) -> Any:
@@ -96,19 +108,27 @@ class Graphs:
     run: what it computes may depend on its call and on weights only.
     what: the function, for the log, such as "a model".
     pool: memory that functions share which never run at the same time.
+    max_model_len: of the requests whose keys and values the function's attention reads.
 
-    Attributes: num_calls, and num_replayed of them.
+    Attributes: num_calls, and num_replayed of them. is_off: whether the function was found not to fit for graphs.
     """
 
-    def __init__(self, run: Run, what: str, pool: Pool | None = None) -> None:
-        self._run, self._what, self._pool = run, what, pool or Pool()
+    def __init__(self, run: Run, what: str, pool: Pool | None = None, max_model_len: int = 0) -> None:
+        self._run, self._what, self.pool = run, what, pool or Pool()
+        self._num_keys = 0  # for which block tables are wide enough
+        self.expect(max_model_len)
         self._graphs: dict[Shape, Graph] = {}
-        self._is_off = False
+        self._refused: set[Shape] = set()  # there are MOST_GRAPHS
+        self.is_off = False
         self.num_calls = self.num_replayed = 0
+
+    def expect(self, max_model_len: int) -> None:
+        """Make graphs' block tables wide enough for requests of this length, up to LEAST_KEYS."""
+        self._num_keys = max(self._num_keys, min(max_model_len, LEAST_KEYS))
 
     def __call__(self, call: Call) -> Tensors:
         self.num_calls += 1
-        shape = None if self._is_off else Shape.of(call)
+        shape = None if self.is_off else Shape.of(call, self._num_keys)
         if shape is None:
             return self._run(call)
         graph = self._graphs.get(shape)
@@ -129,12 +149,15 @@ class Graphs:
 
     def _tried(self, shape: Shape, graph: Graph | None, call: Call) -> tuple[Tensors, torch.Tensor] | None:
         """Capture the graph of a shape, or return its results for a call, as long as they have to be checked, and
-        whether the call has other inputs than the one before."""
-        if self._is_off:
+        whether the call has the inputs of the one before."""
+        if self.is_off or shape in self._refused:
             return None
         try:
             if graph is None:
                 self._drop_narrower(shape)
+                if len(self._graphs) >= MOST_GRAPHS:
+                    self._has_most(shape)
+                    return None
                 self._graphs[shape] = self._capture(shape, call)
             elif graph.num_right + len(graph.checks) < NUM_CHECKS:
                 return graph.attempt(call)
@@ -142,41 +165,44 @@ class Graphs:
             self._turn_off(f"it cannot be captured: {error}")
         return None
 
+    def _has_most(self, shape: Shape) -> None:
+        if not self._refused:
+            logger.info("no further CUDA graphs are captured for %s: there are %d", self._what, MOST_GRAPHS)
+        self._refused.add(shape)
+
     def _drop_narrower(self, shape: Shape) -> None:
-        """Free graphs for narrower block tables: tables never become narrower again."""
+        """Free graphs for narrower block tables: from now on, all graphs have tables of this width."""
         if shape.plan is not None:
-            least = shape.plan.max_blocks
+            least, self._num_keys = shape.plan.max_blocks, shape.plan.max_blocks * shape.plan.block_size
             self._graphs = {
                 key: graph for key, graph in self._graphs.items() if key.plan is None or key.plan.max_blocks >= least
             }
 
-    def _check(self, graph: Graph, found: Tensors, differs: torch.Tensor, results: Tensors) -> None:
+    def _check(self, graph: Graph, found: Tensors, is_repeated: torch.Tensor, results: Tensors) -> None:
         try:
-            graph.checks.append(Download(torch.stack([have_same_bits(found, results), differs])))
+            graph.checks.append(Download(torch.stack([have_same_bits(found, results), is_repeated])))
         except Exception as error:  # of results that are no tensors, or of another number
             self._turn_off(f"its results cannot be compared: {error}")
 
     def _capture(self, shape: Shape, call: Call) -> Graph:
-        inputs, cuda_graph = Inputs.empty(shape, call.tensors[0].device), torch.cuda.CUDAGraph()
+        device, buffers, cuda_graph = call.tensors[0].device, self.pool.buffers, torch.cuda.CUDAGraph()
+        inputs = Inputs.of(shape, buffers, device)
         inputs.read(call)
-        self._run(inputs.call(call.plan))  # compiles kernels, which must not happen while it is captured
-        options: Any = {"pool": self._pool.handle, "stream": self._pool.stream, "capture_error_mode": "thread_local"}
+        # This run compiles kernels, which must not happen while it is captured.
+        results = tuple(
+            buffers.get(("result", index), each.dtype, each.shape[1:], device)
+            for index, each in enumerate(self._run(inputs.call(call.plan)))
+        )
+        options: Any = {"pool": self.pool.handle, "stream": self.pool.stream, "capture_error_mode": "thread_local"}
         # A capture that fails leaves its stream current: the outer context restores the usual one.
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(cuda_graph, **options):
-            results = self._run(inputs.call(call.plan))
-        return Graph(inputs, cuda_graph, results)
+            # Copied, so that what is computed need not be kept: the next graph computes in the same memory.
+            for buffer, result in zip(results, self._run(inputs.call(call.plan)), strict=True):
+                buffer.rows[: len(result)].copy_(result)
+        return Graph(inputs, cuda_graph, results, inputs.copied())
 
     def _turn_off(self, reason: str) -> None:
-        self._is_off = True
+        self.is_off = True
         self._graphs.clear()
         advice = "enforce_eager=True does without from the start"
         logger.info("no CUDA graphs are used for %s: %s. %s", self._what, reason, advice)
-
-
-def have_same_bits(found: Tensors, expected: Tensors) -> torch.Tensor:
-    """Return whether all numbers are the same, as a bool on their device. NaN is the same as NaN. Raises ValueError if
-    there are other shapes, or another number of tensors."""
-    pairs = [*zip(found, expected, strict=True)]
-    if wrong := [f"{list(a.shape)}, not {list(b.shape)}" for a, b in pairs if a.shape != b.shape]:
-        raise ValueError(f"the graph's result is {wrong[0]}")
-    return torch.stack([((a == b) | (a.isnan() & b.isnan())).all() for a, b in pairs]).all()

@@ -64,7 +64,7 @@ class Outline:
 
     @property
     def graph_bytes(self) -> int:
-        """Of the CUDA graphs of its forward passes, if it has any."""
+        """Of the CUDA graphs of its forward passes, if it has any, without taps and what attention takes."""
         return graph_bytes(self.info.vocab_size * self.info.dtype.itemsize, self.bytes_per_token)
 
     @property

@@ -129,10 +129,15 @@ class AttentionPlan:
     @cached_property
     def token_requests(self) -> torch.Tensor:
         """int32 [num_tokens]   index of the request that each token belongs to; -1: padding."""
-        lengths = self.metadata.lengths
-        owners = np.full(len(self.visibility.positions), -1, dtype=np.int32)
-        owners[: sum(lengths)] = np.arange(len(lengths), dtype=np.int32).repeat(lengths)
+        owners = self.host_token_requests(len(self.visibility.positions))
         return upload(owners, self.metadata.block_tables.device)
+
+    def host_token_requests(self, num_tokens: int) -> np.ndarray:
+        """int32 [num_tokens]   `token_requests` on the host, with more padding."""
+        lengths = self.metadata.lengths
+        owners = np.full(num_tokens, -1, dtype=np.int32)
+        owners[: sum(lengths)] = np.arange(len(lengths), dtype=np.int32).repeat(lengths)
+        return owners
 
     @cached_property
     def context_lens(self) -> torch.Tensor:

@@ -34,3 +34,9 @@ def upload(
     if dtype is not None:
         tensor = tensor.to(dtype)
     return tensor if device.type == "cpu" else on_device(tensor, device)
+
+
+def upload_into(target: torch.Tensor, values: np.ndarray) -> None:
+    """Copy values to a tensor of the same shape, as `upload`, in one launch."""
+    source = torch.from_numpy(values)
+    target.copy_(source.pin_memory() if target.device.type == "cuda" else source, non_blocking=True)

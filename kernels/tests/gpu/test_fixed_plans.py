@@ -11,16 +11,20 @@ from attention_checks import TREE, features
 from hypothesis import given, settings, strategies as st
 from passes import CPU, Pass, Request, make_pass, passes
 
+from specdec_core.models import graph_memory
+from specdec_core.models.graph_buffers import Buffers, Copies
 from specdec_core.models.graph_inputs import PlanInputs, PlanShape
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_kernels.gpu import OPS
+from specdec_kernels.gpu.attention import MOST_PARTIAL_BYTES, PART
 from specdec_kernels.gpu.pass_layout import device_tiles_of, tiles_of
 
 attention = OPS["paged_attention"]
 
 
-def fixed_plan(made: Pass, num_more: int) -> AttentionPlan:
-    """The plan as a graph has it, of num_more tokens, blocks and tree slots more than are needed."""
+def fixed_plan(made: Pass, num_more: int, forgotten: str | None) -> AttentionPlan:
+    """The plan as a graph has it, of num_more tokens, blocks and tree slots more than are needed. forgotten: the input
+    that keeps what it was for another forward pass."""
     plan = made.fresh_plan()
     seen, tables = plan.visibility, plan.metadata.block_tables
     num_paths = 0 if seen.more_slots is None else seen.more_slots.shape[1] + num_more
@@ -30,17 +34,23 @@ def fixed_plan(made: Pass, num_more: int) -> AttentionPlan:
         num_paths,
         seen.num_tree_slots + num_more if num_paths else 0,
     )
-    inputs = PlanInputs.empty(max(len(seen.positions), len(tables)) + num_more, shape, CPU)
-    for name in ("positions", "prefix_lens", "more_slots", "context_lens", "block_tables"):  # of another forward pass
-        getattr(inputs, name).fill_(3)
-    inputs.block_tables.zero_()
-    inputs.read(plan)
+    num_tokens, copies = max(len(seen.positions), len(tables)) + num_more, Copies()
+    inputs = PlanInputs.of(Buffers(), num_tokens, shape, CPU)
+    for name in ("positions", "prefix_lens", "more_slots", "requests"):  # of another forward pass
+        buffer = getattr(inputs, name)
+        buffer.rows[:num_tokens] = 3 if name != "requests" else 0
+        buffer.num_filled = num_tokens
+    before = None if forgotten is None else getattr(inputs, forgotten).rows.clone()
+    inputs.read(plan, copies)
+    copies.run()
+    if forgotten is not None:
+        getattr(inputs, forgotten).rows.copy_(before)
     return inputs.plan(shape, plan)
 
 
-def check(made: Pass, wanted: dict[str, Any], num_more: int) -> None:
+def check(made: Pass, wanted: dict[str, Any], num_more: int, forgotten: str | None = None) -> None:
     sinks = torch.linspace(-2, 3, made.query.shape[1]) if wanted.get("sinks") else None
-    plan = fixed_plan(made, num_more)
+    plan = fixed_plan(made, num_more, forgotten)
     missing = len(plan.visibility.positions) - len(made.query)
     query = torch.nn.functional.pad(made.query, (0, 0, 0, 0, 0, missing))
     options = wanted | {"sinks": sinks}
@@ -59,19 +69,19 @@ def test_each_token_gets_the_same_bits(made: Pass, wanted: dict[str, Any], num_m
 MIXED = [Request(300, 1, TREE), Request(70, 20), Request(9, 1, (-1, 0, 1)), Request(50, 1)]
 
 
-@pytest.mark.parametrize("name", ["token_requests", "prefix_lens", "more_slots", "block_tables"])
-def test_a_buffer_that_is_not_read_anew_is_noticed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    read = PlanInputs.read
-
-    def forgetting(inputs: PlanInputs, *given: Any) -> None:
-        before = getattr(inputs, name).clone()
-        read(inputs, *given)
-        getattr(inputs, name).copy_(before)
-
+@pytest.mark.parametrize("name", ["requests", "prefix_lens", "more_slots", "block_tables"])
+def test_a_buffer_that_is_not_read_anew_is_noticed(name: str) -> None:
     check(make_pass(MIXED), {}, 1)
-    monkeypatch.setattr(PlanInputs, "read", forgetting)
     with pytest.raises((AssertionError, RuntimeError)):  # or of an index that is out of bounds
-        check(make_pass(MIXED), {}, 1)
+        check(make_pass(MIXED), {}, 1, name)
+
+
+def test_tables_that_are_far_wider_give_the_same_bits() -> None:
+    check(make_pass(MIXED), {}, 100)
+
+
+def test_memory_is_planned_for_partial_results() -> None:
+    assert (PART, MOST_PARTIAL_BYTES) == (graph_memory.PART_KEYS, graph_memory.PARTIAL_BYTES)
 
 
 @given(

@@ -32,7 +32,7 @@ def plan(config: MLPSpeculatorConfig, target: TargetInfo, num_speculative_tokens
     return Plan(
         taps=("final",),
         weight_bytes=found.num_weights * target.dtype.itemsize,
-        graph_bytes=head_graph_bytes(found.head.inner_dim, 2 * found.head.n_predict, target.dtype),
+        graph_bytes=head_graph_bytes(max(found.head.inner_dim, target.hidden_size), 3, target.dtype),
         max_model_len=config.checked_max_model_len(target.max_model_len),
         state=found,
     )

@@ -330,6 +330,33 @@ def test_values_from_the_host_are_not_captured(caplog: pytest.LogCaptureFixture,
     assert "values were copied from the host while a CUDA graph was captured" in caplog.text
 
 
+@pytest.mark.parametrize("is_hidden", [False, True], ids=["itself", "hidden"])
+def test_a_graph_for_which_memory_is_missing_is_left_out(caplog: pytest.LogCaptureFixture, is_hidden: bool) -> None:
+    attempts: list[int] = []
+
+    def hungry(call: Call) -> Tensors:
+        if len(call.tensors[0]) in (4, 8) and torch.cuda.is_current_stream_capturing():
+            attempts.append(len(call.tensors[0]))
+            try:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB\nmore")
+            finally:
+                if is_hidden:  # the capture that ends fails, too
+                    raise RuntimeError("capture was not ended")
+        return (call.tensors[0] + 1,)
+
+    with PretendCuda(), caplog.at_level("WARNING"):
+        graphs = Graphs(hungry, "a function")
+        for number in range(20):
+            size = (2, 4, 8)[number % 3]
+            (found,) = graphs(Call((torch.full((size,), float(number), device=CUDA),)))
+            assert found.cpu().tolist() == [number + 1] * size
+        assert (graphs.is_off, [shape.num_tokens for shape in graphs._graphs], attempts) == (False, [2], [4, 8])
+        assert graphs.num_replayed == 7 - 1 - module.NUM_CHECKS
+    (record,) = caplog.records
+    assert "a CUDA graph of a function with 4 tokens" in record.message
+    assert "Lower gpu_memory_utilization, or set enforce_eager=True" in record.message
+
+
 def test_there_are_no_more_graphs_than_memory_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MOST_GRAPHS", 2)
     with PretendCuda():

@@ -118,7 +118,7 @@ class Graphs:
         self._num_keys = 0  # for which block tables are wide enough
         self.expect(max_model_len)
         self._graphs: dict[Shape, Graph] = {}
-        self._refused: set[Shape] = set()  # there are MOST_GRAPHS
+        self._refused: set[Shape] = set()  # there was too little memory, or there are MOST_GRAPHS
         self.is_off = False
         self.num_calls = self.num_replayed = 0
 
@@ -162,13 +162,28 @@ class Graphs:
             elif graph.num_right + len(graph.checks) < NUM_CHECKS:
                 return graph.attempt(call)
         except Exception as error:  # of whatever code the model and plugins have; the usual call follows
-            self._turn_off(f"it cannot be captured: {error}")
+            if not is_about_memory(error):
+                self._turn_off(f"it cannot be captured: {error}")
+            else:
+                self._refuse(shape, error)
         return None
 
     def _has_most(self, shape: Shape) -> None:
         if not self._refused:
             logger.info("no further CUDA graphs are captured for %s: there are %d", self._what, MOST_GRAPHS)
         self._refused.add(shape)
+
+    def _refuse(self, shape: Shape, error: Exception) -> None:
+        if not self._refused:
+            logger.warning(
+                "the GPU has too little memory for a CUDA graph of %s with %d tokens, so such calls launch each kernel "
+                "by itself, and take longer. Lower gpu_memory_utilization, or set enforce_eager=True: %s",
+                self._what,
+                shape.num_tokens,
+                str(error).partition("\n")[0],
+            )
+        self._refused.add(shape)
+        self._graphs.pop(shape, None)
 
     def _drop_narrower(self, shape: Shape) -> None:
         """Free graphs for narrower block tables: from now on, all graphs have tables of this width."""
@@ -206,3 +221,10 @@ class Graphs:
         self._graphs.clear()
         advice = "enforce_eager=True does without from the start"
         logger.info("no CUDA graphs are used for %s: %s. %s", self._what, reason, advice)
+
+
+def is_about_memory(error: BaseException) -> bool:
+    """Whether an error, or one before it, means that memory ran out. A capture that fails may raise another one."""
+    before = error.__cause__ or error.__context__
+    is_itself = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) and "out of memory" in str(error)
+    return is_itself or (before is not None and is_about_memory(before))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from threading import Event, Lock, Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -364,3 +367,35 @@ def test_there_are_no_more_graphs_than_memory_is_planned_for(monkeypatch: pytest
         for size in (1, 2, 4, 8) * 5:
             graphs(Call((torch.full((size,), float(size), device=CUDA),)))
         assert [shape.num_tokens for shape in graphs._graphs] == [1, 2]
+
+
+def test_two_engines_do_not_capture_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    inside, other_is_inside = Lock(), Event()
+
+    @contextmanager
+    def capture(*args: Any, **options: Any) -> Iterator[None]:
+        if not inside.acquire(blocking=False):
+            other_is_inside.set()
+            yield
+            return
+        other_is_inside.wait(0.3)
+        yield
+        inside.release()
+
+    for name, fake in {
+        "graph": capture,
+        "CUDAGraph": lambda: SimpleNamespace(replay=lambda: None),
+        "Stream": lambda: None,
+        "stream": lambda stream: nullcontext(),
+        "current_stream": lambda: None,
+        "graph_pool_handle": lambda: (0, 1),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
+    graphs = [Graphs(lambda call: (call.tensors[0] + 1,), "a function") for _ in range(2)]
+    threads = [Thread(target=each, args=(Call((torch.ones(1),)),)) for each in graphs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [len(each._graphs) for each in graphs] == [1, 1]
+    assert not other_is_inside.is_set()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import cached_property
+from threading import Lock
 from typing import Any
 
 import torch
@@ -30,6 +31,8 @@ Run = Callable[[Call], Tensors]
 number."""
 NUM_CHECKS = 2
 """Results of a graph that are compared before it is used."""
+_CAPTURING = Lock()
+"""Held while a graph is captured. Threads share the allocator of GPU memory, which keeps one capture's memory apart."""
 
 
 @define(eq=False)
@@ -158,7 +161,8 @@ class Graphs:
                 if len(self._graphs) >= MOST_GRAPHS:
                     self._has_most(shape)
                     return None
-                self._graphs[shape] = self._capture(shape, call)
+                with _CAPTURING:
+                    self._graphs[shape] = self._capture(shape, call)
             elif graph.num_right + len(graph.checks) < NUM_CHECKS:
                 return graph.attempt(call)
         except Exception as error:  # of whatever code the model and plugins have; the usual call follows

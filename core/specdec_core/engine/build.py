@@ -42,6 +42,7 @@ from specdec_core.errors import PluginError
 from specdec_core.kv.states import StateStore
 from specdec_core.models import Model
 from specdec_core.models.attention import PagedAttention
+from specdec_core.models.graph_ahead import Expected, capture_ahead
 from specdec_core.models.graphed import GraphedFunction
 from specdec_core.models.graphs import Pool
 from specdec_core.models.load import ModelSource, find_device
@@ -180,10 +181,18 @@ def _built(
     with ExitStack() as failing, trying_out(design.memory, config):
         failing.callback(speculation.abandon)
         if device.type != "cpu":
+            capture_ahead(target, _expected(design, 1 + design.num_speculative_tokens))
             _rehearse(parts, design, built, engine_of)
         measured = _measured(parts, design, built)
         failing.pop_all()
     return measured
+
+
+def _expected(design: Design, tokens_of_each: int, window: int | None = None) -> Expected:
+    """What forward passes to capture before the first request. tokens_of_each: the most tokens of a request."""
+    config, max_model_len = design.config, design.target.info.max_model_len
+    num_tokens, num_blocks = config.max_num_seqs * tokens_of_each, design.memory.num_blocks
+    return Expected(num_tokens, max_model_len, num_blocks, config.block_size, window)
 
 
 def _rehearse(parts: Parts, design: Design, built: Sequence[BuiltMethod], engine_of: Callable[[Parts], Engine]) -> None:
@@ -334,6 +343,8 @@ def _build_context(
         source = evolve(ModelSource.of_draft(config, design.target.info), enforce_eager=method.is_eager)
         model = shared.load(source, method.spec.name)
         model.attach(attention, method.ops)
+        # Of a root and the accepted token before it. Each further forward pass has a level of the drafts.
+        capture_ahead(model, _expected(design, 2, getattr(config, "draft_window", None)))
         return model
 
     device, graphed = design.target.info.device, ungraphed

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from bits_attention import attention_by_bits
 
 from specdec_core import LLM, SamplingParams
 from specdec_core.models import graphs
+from specdec_core.models.graphs import Graphs
 from specdec_core.ops import REFERENCE
 from specdec_core.ops.attention import paged_attention
 from specdec_testing.pretend_cuda import PretendCuda
@@ -21,9 +24,17 @@ def _graphs_can_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "have_same_bits", lambda found, expected: found[0].isnan().all() | True)
 
 
-def test_graphs_of_all_sizes_are_there_before_the_first_request() -> None:
+def test_graphs_of_all_sizes_are_there_before_the_first_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of three requests with two draft tokens each."""
-    config = {"method": "ngram", "num_speculative_tokens": 2, "adaptive_draft_length": False}
+    config = {"method": "draft_model", "num_speculative_tokens": 2, "adaptive_draft_length": False}
+    made: list[Graphs] = []
+    init = Graphs.__init__
+
+    def remembering(graphs: Graphs, *given: Any, **options: Any) -> None:
+        made.append(graphs)
+        init(graphs, *given, **options)
+
+    monkeypatch.setattr(Graphs, "__init__", remembering)
     with (
         PretendCuda(),
         LLM(
@@ -31,13 +42,13 @@ def test_graphs_of_all_sizes_are_there_before_the_first_request() -> None:
             disable_log_stats=True,
         ) as llm,
     ):  # fmt: skip
-        assert llm.engine.target.graphs is not None
-        made = llm.engine.target.graphs.graphs
-        assert [shape.num_tokens for shape in made._graphs][:5] == [16, 8, 4, 2, 1]
-        before, num_replayed = {*made._graphs}, made.num_replayed
+        of_target, of_draft = made
+        assert [shape.num_tokens for shape in of_target._graphs][:5] == [16, 8, 4, 2, 1]
+        assert [shape.num_tokens for shape in of_draft._graphs][:4] == [8, 4, 2, 1]
+        before, num_replayed = {*of_target._graphs}, of_target.num_replayed
         llm.generate(["a = "] * 3, GREEDY, use_tqdm=False)
-        assert {*made._graphs} == before
-        assert made.num_replayed > num_replayed
+        assert {*of_target._graphs} == before
+        assert of_target.num_replayed > num_replayed
 
 
 def test_what_cannot_be_captured_is_found_before_the_first_request(

@@ -157,10 +157,13 @@ def _built(
             with building(f"KV manager {design.kv_spec.name!r}", "allocate a draft's cache"):
                 group = shared.add_group(kv, layout, name, lookahead, is_split=method.is_split)
             of_draft = attention.of_group(group, layout.num_layers, method.ops)
+        models: list[Model] = []
+        given = _build_context(method, design, target, of_draft, shared, models)
         with explaining(method.config, method.spec, plugins):
-            proposer = build_proposer(
-                method.spec, method.config.options, _build_context(method, design, target, of_draft, shared)
-            )
+            proposer = build_proposer(method.spec, method.config.options, given)
+        window = getattr(method.config.options, "draft_window", None)
+        for model in models:  # each forward pass has a level of the drafts, or a root and the accepted token before it
+            capture_ahead(model, _expected(design, 2, window))
         built.append(BuiltMethod(method, NamedProposer(proposer, method.spec.name), group))
     speculation = Speculation([_drafter(each, design) for each in built], device)
     parts = Parts(
@@ -335,16 +338,22 @@ def _scheduler(design: Design, kv: KVManager, speculation: Speculation) -> Sched
 
 
 def _build_context(
-    method: Method, design: Design, target: Model, attention: PagedAttention | None, shared: Sharing
+    method: Method,
+    design: Design,
+    target: Model,
+    attention: PagedAttention | None,
+    shared: Sharing,
+    models: list[Model],
 ) -> BuildContext:
+    """models: gets the draft models that the proposer loads."""
+
     def load_model(config: DraftModelConfig) -> Model:
         if attention is None:
             raise PluginError("a draft model needs a group in the KV cache: its plan must have a kv_layout")
         source = evolve(ModelSource.of_draft(config, design.target.info), enforce_eager=method.is_eager)
         model = shared.load(source, method.spec.name)
         model.attach(attention, method.ops)
-        # Of a root and the accepted token before it. Each further forward pass has a level of the drafts.
-        capture_ahead(model, _expected(design, 2, getattr(config, "draft_window", None)))
+        models.append(model)
         return model
 
     device, graphed = design.target.info.device, ungraphed

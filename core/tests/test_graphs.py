@@ -399,3 +399,13 @@ def test_two_engines_do_not_capture_at_the_same_time(monkeypatch: pytest.MonkeyP
         thread.join()
     assert [len(each._graphs) for each in graphs] == [1, 1]
     assert not other_is_inside.is_set()
+
+
+@pytest.mark.parametrize(("max_model_len", "max_blocks"), [(0, 2), (60, 4), (64, 4), (10**6, 512)])
+def test_tables_have_room_for_longer_requests(max_model_len: int, max_blocks: int) -> None:
+    with PretendCuda():
+        graphs = ForwardGraphs(run)
+        graphs.graphs.expect(max_model_len)
+        for requests in (CHAINS, [(9, 1, ())]):
+            forward(graphs, inputs_of(requests, 0))
+        assert {shape.plan.max_blocks for shape in graphs.graphs._graphs if shape.plan} == {max_blocks}

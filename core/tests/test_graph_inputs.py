@@ -75,6 +75,22 @@ def test_padding_follows_the_rows_of_a_call(number: int) -> None:
     assert slots.rows.tolist() == [7] * number + [-1] * missing
 
 
+def test_the_last_slot_of_a_path_repeats() -> None:
+    with PretendCuda():
+        call = level_of_a_head([(9, 1, (-1, 0, 1, 0))], 0)
+        shape = Shape.of(call)
+        assert shape is not None
+        inputs = Inputs.of(shape, Buffers(), CUDA)
+        inputs.read(call)
+        assert call.plan is not None
+        assert inputs.plan is not None
+        found, given = inputs.plan.tensors()[3], call.plan.visibility.more_slots
+        assert given is not None
+        assert (found.shape[1], given.shape[1]) == (4, 3)
+        found, given = found.cpu()[: len(given)], given.cpu()
+        assert (found[:, :3].tolist(), found[:, 3].tolist()) == (given.tolist(), given[:, 2].tolist())
+
+
 def test_graphs_of_all_sizes_share_buffers() -> None:
     with PretendCuda():
         buffers, kept = Buffers(), []

@@ -409,3 +409,13 @@ def test_tables_have_room_for_longer_requests(max_model_len: int, max_blocks: in
         for requests in (CHAINS, [(9, 1, ())]):
             forward(graphs, inputs_of(requests, 0))
         assert {shape.plan.max_blocks for shape in graphs.graphs._graphs if shape.plan} == {max_blocks}
+
+
+def test_tries_with_the_same_inputs_count_once() -> None:
+    with PretendCuda():
+        graphs = Graphs(lambda call: (call.tensors[0] + 1,), "a function")
+        replayed = []
+        for number in [1.0, *[2.0] * 5, 3.0, 4.0]:
+            graphs(Call((torch.full((1,), number, device=CUDA),)))[0].cpu()
+            replayed.append(graphs.num_replayed)
+        assert replayed == [0] * 7 + [1]

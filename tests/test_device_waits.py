@@ -59,8 +59,11 @@ def decoded(device: str, config: dict[str, Any] | None, params: list[SamplingPar
     counts: list[int] = []
     with (
         PretendCuda() as pretend,
-        LLM("tiny", device=device, dtype="float32", speculative_config=config, disable_log_stats=True) as llm,
-    ):
+        LLM(
+            "tiny", device=device, dtype="float32", max_num_seqs=len(params), speculative_config=config,
+            disable_log_stats=True,
+        ) as llm,
+    ):  # fmt: skip
         engine, tokenizer = llm.engine, llm.get_tokenizer()
         ids = [engine.add_request(tokenizer.encode(PROMPTS[i % 3]), each) for i, each in enumerate(params)]
         requests = [engine._requests[each] for each in ids]

@@ -65,7 +65,8 @@ def pretend() -> Iterator[PretendCuda]:
 def llm_of(method: str, device: str = "cuda", *, adaptive_draft_length: bool = False, **options: Any) -> LLM:
     config = CONFIGS[method]
     config = config and {"method": method, "adaptive_draft_length": adaptive_draft_length, **config}
-    return LLM("tiny", device=device, dtype="float32", speculative_config=config, seed=3, **options)
+    given: dict[str, Any] = {"dtype": "float32", "seed": 3, "max_num_seqs": 4, **options}
+    return LLM("tiny", device=device, speculative_config=config, **given)
 
 
 def completed(llm: LLM) -> list[Any]:

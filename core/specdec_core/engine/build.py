@@ -18,7 +18,7 @@ from specdec_core.config.fields import shown
 from specdec_core.contracts.kv import KVContext, KVManager
 from specdec_core.contracts.proposer import BuildContext, Plan, Proposer, ProposerSpec, ungraphed
 from specdec_core.contracts.target import TargetInfo
-from specdec_core.engine.design import Design, Method, Speculating, explaining, make_design
+from specdec_core.engine.design import BUILDING, Design, Method, Speculating, explaining, make_design
 from specdec_core.engine.draft_kind import explain_target_kind
 from specdec_core.engine.draft_limits import DraftLimit
 from specdec_core.engine.drafter import Drafter
@@ -103,16 +103,17 @@ def build_parts(
     Raises the errors of `dry_run`, before weights are loaded, and those that only loading weights can cause, or the
     first steps.
     """
-    source = ModelSource.of_target(config, find_device(config.device))
-    try:
-        expected = outline(source)
-        if expected.may_be_smaller:
-            expected = evolve(expected, weight_bytes=0)  # refuse only what is certain not to fit
-        design = make_design(config, plugins, speculative, tokenizer, expected)
-    except NeedsWeightsError:
-        design = None
-    with sharing(config, source.device, plugins) as shared:
-        return _built(config, plugins, speculative, tokenizer, source, design, shared, engine_of)
+    with BUILDING:
+        source = ModelSource.of_target(config, find_device(config.device))
+        try:
+            expected = outline(source)
+            if expected.may_be_smaller:
+                expected = evolve(expected, weight_bytes=0)  # refuse only what is certain not to fit
+            design = make_design(config, plugins, speculative, tokenizer, expected)
+        except NeedsWeightsError:
+            design = None
+        with sharing(config, source.device, plugins) as shared:
+            return _built(config, plugins, speculative, tokenizer, source, design, shared, engine_of)
 
 
 def _built(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from numbers import Integral
+from threading import RLock
 from typing import Any
 
 from attrs import evolve, fields_dict, frozen
@@ -28,6 +29,9 @@ from specdec_core.models.meta_load import Outline, outline
 from specdec_core.plugins import Plugins
 from specdec_core.plugins.operations import OfferedOps
 
+BUILDING = RLock()
+"""Held while an engine is designed or built. Transformers and torch set defaults of the whole process while they build
+a model, such as its dtype and device, so that two threads would get each other's."""
 Speculating = SpeculativeConfig | tuple[SpeculativeConfig, ...] | None
 """One method of drafting, several at once, or none."""
 
@@ -98,8 +102,9 @@ def most_draft_tokens(methods: Sequence[Method]) -> int:
 def dry_run(config: EngineConfig, plugins: Plugins, speculative: Speculating = None, tokenizer: Any = None) -> Design:
     """Do everything of `build` that needs no weights, and return the `Design`. Raises the errors of `build`, except
     those that only loading weights can cause, and NeedsWeightsError if the target's structure needs weights."""
-    target = outline(ModelSource.of_target(config, find_device(config.device)))
-    return make_design(config, plugins, speculative, tokenizer, target)
+    with BUILDING:
+        target = outline(ModelSource.of_target(config, find_device(config.device)))
+        return make_design(config, plugins, speculative, tokenizer, target)
 
 
 def make_design(

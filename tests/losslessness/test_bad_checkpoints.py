@@ -49,13 +49,20 @@ CONFIGS = {
     "no file": (lambda folder: (folder / "config.json").unlink(), ConfigError, "cannot be read.* Give a folder with"),
     "empty": (rewritten("config.json", lambda text: b""), ConfigError, "cannot be read.*not a valid JSON file"),
     "cut": (rewritten("config.json", lambda text: text[:40]), ConfigError, "cannot be read.*not a valid JSON file"),
-    "a list": (rewritten("config.json", lambda text: b"[]"), ConfigError, "cannot be read"),
-    "null": (rewritten("config.json", lambda text: b"null"), ConfigError, "cannot be read"),
+    "a list": (rewritten("config.json", lambda text: b"[]"), ConfigError, r"config.json holds \[\], not an object"),
+    "null": (rewritten("config.json", lambda text: b"null"), ConfigError, "config.json holds null, not an object"),
     "unknown family": (config(model_type="lama"), ConfigError, "cannot be read.*`lama`"),
     "text for a number": (config(vocab_size="200"), ConfigError, "cannot be read: vocab_size='200' must be a whole"),
     "negative size": (config(vocab_size=-1), ConfigError, "vocab_size=-1 must be a whole number from 1"),
     "no key heads": (config(num_key_value_heads=0), ConfigError, "num_key_value_heads=0 must be a whole number from 1"),
-    "no layers": (config(num_hidden_layers=0), CompatibilityError, "fails in a trial forward pass"),
+    "no layers": (config(num_hidden_layers=0), ConfigError, "num_hidden_layers=0 must be .* from 1 to 4096"),
+    "too many layers": (config(num_hidden_layers=10**6), ConfigError, "num_hidden_layers=1000000 must be .* to 4096"),
+    "no positions": (config(max_position_embeddings=0), ConfigError, "max_position_embeddings=0 must be .* from 2"),
+    "key heads that do not divide": (
+        config(num_key_value_heads=3),
+        ConfigError,
+        "num_key_value_heads=3 must divide num_attention_heads=4",
+    ),
     "unknown activation": (config(hidden_act="silo"), CompatibilityError, "no 'silo', which a value in config.json"),
 }
 

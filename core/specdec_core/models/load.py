@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,7 +24,7 @@ from specdec_core.models.embedded import installed, resolve_model
 from specdec_core.models.families import check_layer_types
 from specdec_core.models.hub import require
 from specdec_core.models.quantization import own_quantization, refuse_unknown_quantization
-from specdec_core.models.sizes import wrong_sizes
+from specdec_core.models.sizes import unusable_sizes, wrong_sizes
 
 
 @frozen(kw_only=True, eq=False)
@@ -123,7 +124,7 @@ def load_config(source: ModelSource) -> PretrainedConfig:
     except Exception as error:  # a broken config.json may raise anything
         written = _written(path, given)
         refuse_unknown_quantization(written.get("quantization_config"), path)
-        why = wrong_sizes(written) or reason(error)
+        why = _no_object(path) or wrong_sizes(written) or reason(error)
         embedded = sorted(each.name for each in installed() if each.status == "ok")
         named = "".join(f", {key}={shown(value)}," for key, value in given.items())
         raise ConfigError(
@@ -145,6 +146,8 @@ def load_config(source: ModelSource) -> PretrainedConfig:
             f"code_revision={shown(source.code_revision)} is of a checkpoint's own code, and {path!r} has none: leave "
             f"it out"
         )
+    if why := unusable_sizes(config.get_text_config()):
+        raise ConfigError(f"config.json of {path!r} is not valid: {why}. Correct it, or download or save it again")
     check_layer_types(config.get_text_config())
     return config
 
@@ -156,6 +159,15 @@ def _written(path: str, revisions: Mapping[str, str]) -> dict[str, Any]:
         written, _ = PretrainedConfig.get_config_dict(path, local_files_only=True, **revisions)
         return written if isinstance(written, dict) else {}
     return {}
+
+
+def _no_object(path: str) -> str:
+    """Return what a folder's config.json holds if that is JSON, but no object; else ""."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(Path(path, "config.json").read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            return f"config.json holds {'null' if found is None else shown(found)}, not an object"
+    return ""
 
 
 def checked(source: ModelSource, config: PretrainedConfig, load: Callable[[], tuple[Any, Mapping[str, Any]]]) -> Any:

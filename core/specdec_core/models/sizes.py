@@ -8,6 +8,7 @@ from typing import Any
 
 from specdec_core.config.fields import shown
 
+MOST_LAYERS = 4096  # several times the deepest model; making a million, even without memory, takes minutes
 SIZE = re.compile(r"num_\w*heads|num_hidden_layers|\w*(head_dim|hidden_size|intermediate_size|vocab_size)")
 
 
@@ -25,3 +26,24 @@ def wrong_sizes(config: Mapping[str, Any]) -> str:
     if not wrong:
         return ""
     return f"{' and '.join(wrong)} must be {'whole numbers' if wrong[1:] else 'a whole number'} from 1"
+
+
+def unusable_sizes(text_config: Any) -> str:
+    """Return which size of a configuration that transformers has loaded cannot be run, and what is allowed; "" if none.
+
+    text_config: the configuration of the text decoder.
+    """
+
+    def value_of(key: str) -> int | None:
+        found = getattr(text_config, key, None)
+        return found if type(found) is int else None  # some families have lists, or other names
+
+    num_layers, longest = value_of("num_hidden_layers"), value_of("max_position_embeddings")
+    heads, key_heads = value_of("num_attention_heads"), value_of("num_key_value_heads")
+    if num_layers is not None and not 1 <= num_layers <= MOST_LAYERS:
+        return f"num_hidden_layers={shown(num_layers)} must be a whole number from 1 to {MOST_LAYERS}"
+    if longest is not None and longest < 2:
+        return f"max_position_embeddings={shown(longest)} must be a whole number from 2"
+    if heads and key_heads and (key_heads < 0 or heads % key_heads):
+        return f"num_key_value_heads={shown(key_heads)} must divide num_attention_heads={shown(heads)}"
+    return ""

@@ -18,7 +18,7 @@ def compiled(signature: str | None = None, **options: Any) -> Callable[[Callable
 
     The machine code is cached in the user's cache directory, or in the folder that NUMBA_CACHE_DIR names. It is found
     again by whatever installation has the same package, down to the last source file: a change anywhere in the package
-    compiles its functions anew. Where the folder cannot be written, each process compiles.
+    compiles its functions anew. Where the folder cannot be written, each process says so once, and compiles.
 
     signature: the argument types, in numba's words. The function is compiled when it is defined. None: it is compiled
         when it is first called with arguments of other types.
@@ -71,7 +71,8 @@ def _cache_class() -> type:
             locator = cls(py_func, Path(py_file))
             try:
                 locator.ensure_cache_path()
-            except OSError:
+            except OSError as error:
+                _announce_uncached(_cache_folder(), error.strerror)  # its text may name another file each time
                 return None
             return locator
 
@@ -94,6 +95,17 @@ def _cache_class() -> type:
 def _announce() -> None:
     """Say once in a process that something is compiled."""
     logger.warning("specdec: compiling kernels for this processor, once for each version; this takes up to a minute")
+
+
+@cache
+def _announce_uncached(folder: Path, why: str | None) -> None:
+    """Say once in a process that each process compiles."""
+    logger.warning(
+        "specdec: each process compiles its kernels, for up to a minute, because the folder of compiled code, %s, "
+        "cannot be written (%s): set NUMBA_CACHE_DIR to a folder that can be written",
+        folder,
+        why,
+    )
 
 
 def _cache_folder() -> Path:

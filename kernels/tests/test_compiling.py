@@ -126,3 +126,43 @@ def test_threads_may_share_numbas_simplest_threading_layer() -> None:
     """
     settings = {"NUMBA_THREADING_LAYER": "workqueue", "PYTHONPATH": str(Path(__file__).parent)}
     subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True, env=os.environ | settings)
+
+
+def run_in_parallel(**settings: str) -> subprocess.CompletedProcess[str]:
+    script = """
+        from specdec_core import ConfigError
+        from specdec_kernels.cpu.threads import in_parallel
+
+        try:
+            in_parallel(lambda: print("ran"))
+        except ConfigError as error:
+            print(error)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    return subprocess.run(command, check=True, env=os.environ | settings, capture_output=True, text=True)
+
+
+def test_a_threading_layer_that_numba_does_not_know_is_refused() -> None:
+    found = run_in_parallel(NUMBA_THREADING_LAYER="foo").stdout
+    assert found.startswith("NUMBA_THREADING_LAYER='foo' cannot be used: ")
+    assert found.endswith("give 'omp' or 'workqueue', or leave it unset\n")
+    assert run_in_parallel(NUMBA_THREADING_LAYER="workqueue").stdout == "ran\n"
+
+
+@pytest.mark.parametrize("settings", [{"NUMBA_CACHE_DIR": "/dev/null/x"}, {"XDG_CACHE_HOME": "/dev/null"}], ids=str)
+def test_a_cache_that_cannot_be_written_is_announced_once(settings: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "functions.py").write_text(
+        "from specdec_core import compiled\n\n"
+        "@compiled()\ndef one():\n    return 1\n\n"
+        "@compiled()\ndef two():\n    return 2\n\n"
+        "print(one() + two())\n"
+    )
+    env = {key: value for key, value in os.environ.items() if key != "NUMBA_CACHE_DIR"} | settings
+    ran = subprocess.run(
+        [sys.executable, "-c", "import functions"], check=True, env=env, capture_output=True, text=True, cwd=tmp_path
+    )
+    assert ran.stdout == "3\n"
+    (line,) = ran.stderr.splitlines()
+    assert "cannot be written" in line
+    assert "/dev/null" in line
+    assert line.endswith("set NUMBA_CACHE_DIR to a folder that can be written")

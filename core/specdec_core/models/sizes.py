@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from specdec_core.config.fields import shown
@@ -35,7 +36,9 @@ def unusable_sizes(text_config: Any) -> str:
     """
 
     def value_of(key: str) -> int | None:
-        found = getattr(text_config, key, None)
+        found = None
+        with suppress(Exception):  # transformers refuses to name one value where layers differ (Gemma 4)
+            found = getattr(text_config, key, None)
         return found if type(found) is int else None  # some families have lists, or other names
 
     num_layers, longest = value_of("num_hidden_layers"), value_of("max_position_embeddings")

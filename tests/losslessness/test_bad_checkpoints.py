@@ -94,6 +94,11 @@ WEIGHTS = {
     "half": (rewritten("model.safetensors", lambda data: data[: len(data) // 2]), ConfigError, "weights .* cannot be"),
 }
 TENSORS = {
+    "integers": (
+        weights(lambda tensors: tensors.update({UP: tensors[UP].to(torch.int8)})),
+        CompatibilityError,
+        rf"no quantization_config, but its weights are quantized, or no floating-point numbers: {UP} I8\. Use",
+    ),
     "one is missing": (weights(lambda tensors: tensors.pop(UP)), CompatibilityError, rf"missing_keys.*{UP}"),
     "one of another shape": (
         weights(lambda tensors: tensors.update({UP: torch.ones(64, 128)})),

@@ -94,9 +94,10 @@ def outline(source: ModelSource) -> Outline:
     size = weight_bytes(empty)
     if split is not None:
         connect(empty, split, part)
-    stored = stored_bytes(source.path, source.revision)
+    is_quantized = own_quantization(config) is not None
+    stored = stored_bytes(source.path, source.revision, is_quantized=is_quantized)
     may_be_smaller = False
-    if own_quantization(config) is not None:
+    if is_quantized:
         size, may_be_smaller = (size, True) if stored is None else (stored, False)
     elif quantizer is not None:
         quantized = quantize_empty(empty_model(source, config, info.dtype), quantizer, source.device)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from specdec_core import LLM, AsyncLLM, CapacityError, ConfigError, SamplingParams
 
@@ -172,8 +173,6 @@ def test_a_prompt_that_is_too_long_is_told_once(monkeypatch: pytest.MonkeyPatch,
 
 
 def test_names_of_dtypes(tmp_path: Path) -> None:
-    import torch
-
     found = [LLM("tiny", dtype=name, max_model_len=32).engine.target.info.dtype for name in ("half", "float")]
     assert found == [torch.float16, torch.float32]
 
@@ -188,12 +187,22 @@ def test_the_slow_tokenizer_is_asked_for() -> None:
     [
         ("abacus", "device='abacus' is not available here: give 'cpu'"),
         ("cuda:99", "device='cuda:99' is not available here"),
+        pytest.param(
+            "cuda",
+            "device='cuda' is not available here: this build of torch has no CUDA. Give 'cpu', or install one with it",
+            marks=pytest.mark.skipif(torch.version.cuda is not None, reason="needs a build of torch without CUDA"),
+        ),
         ("meta", "device='meta' is not supported: give 'cpu'"),
     ],
 )
 def test_devices_that_are_none(device: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         LLM("tiny", device=device)
+
+
+def test_a_length_that_leaves_no_room_for_output_is_refused() -> None:
+    with pytest.raises(ConfigError, match="max_model_len=1 is out of range: this model was trained for 2 to"):
+        LLM("tiny", max_model_len=1)
 
 
 def test_a_device_by_name() -> None:

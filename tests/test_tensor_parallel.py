@@ -98,7 +98,7 @@ def test_heads_and_embeddings_are_whole_for_proposers():
         ({"tensor_parallel_size": 2.0}, "tensor_parallel_size=2.0 is not supported: give 1, 2 or 4"),
         (
             {"speculative_config": {"method": "draft_model", "draft_tensor_parallel_size": 2}},
-            "draft_tensor_parallel_size=2 must be 1$",
+            "draft_tensor_parallel_size=2 must be 1, as the target's tensor_parallel_size$",
         ),
         (
             {

@@ -82,8 +82,11 @@ class DraftModelConfig:
     def check_ranks(self, tensor_parallel_size: int) -> None:
         """Raise ConfigError if draft_tensor_parallel_size is neither 1 nor the target's tensor_parallel_size."""
         if self.draft_tensor_parallel_size not in (1, tensor_parallel_size):
-            other = f" or {tensor_parallel_size}, as the target's tensor_parallel_size" * (tensor_parallel_size > 1)
-            raise ConfigError(f"draft_tensor_parallel_size={self.draft_tensor_parallel_size} must be 1{other}")
+            other = f" or {tensor_parallel_size}" * (tensor_parallel_size > 1)
+            raise ConfigError(
+                f"draft_tensor_parallel_size={self.draft_tensor_parallel_size} must be 1{other}, as the target's "
+                f"tensor_parallel_size"
+            )
 
     def checked_max_model_len(self, target_len: int, draft_len: int | None = None) -> int:
         """The longest request, in prompt and output tokens together, that the draft model drafts for: max_model_len if

@@ -306,18 +306,19 @@ def token_ids(name: str, value: Any) -> tuple[int, ...]:
     return tuple(dict.fromkeys(token_list(name, value)))
 
 
-def token_list(name: str, value: Any) -> tuple[int, ...]:
+def token_list(name: str, value: Any, or_else: str = "") -> tuple[int, ...]:
     """Convert token ids to a tuple. Raises ConfigError if a value is not an integer >= 0. Whether the vocabulary has
     these tokens is checked later, by the engine.
 
     name: the option's name, for error messages.
+    or_else: what the option takes, too, such as "a text or ".
     """
     try:
         found = None if isinstance(value, str | bytes | Mapping) else tuple(map(as_whole, value))
     except TypeError:  # not iterable, or a scalar array
         found = None
     if found is None or any(type(token_id) is not int or token_id < 0 for token_id in found):
-        raise ConfigError(f"{name}={shown(value)} must be a list of token ids: integers from 0 on")
+        raise ConfigError(f"{name}={shown(value)} must be {or_else}a list of token ids: integers from 0 on")
     return found
 
 

@@ -216,7 +216,9 @@ class SamplingParams:
         "What the output is expected to resemble, such as the file that it edits. A method that reads it, such as "
         "`prediction`, drafts from it. The output's distribution does not depend on it.",
         allowed="a string, token ids, or None",
-        converter=lambda value: value if value is None or isinstance(value, str) else token_list("prediction", value),
+        converter=lambda value: (
+            value if value is None or isinstance(value, str) else token_list("prediction", value, "a text or ")
+        ),
     )
     structured_outputs: StructuredOutputs | None = option(
         None,

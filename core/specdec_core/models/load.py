@@ -78,6 +78,8 @@ def find_device(device: str | None) -> torch.device:
     try:
         found = torch.empty(0, device=device).device
     except (RuntimeError, AssertionError) as error:  # an unknown name, or a build of torch without it
+        if device.startswith("cuda") and torch.version.cuda is None and torch.version.hip is None:
+            advice = "this build of torch has no CUDA. Give 'cpu', or install one with it"
         raise ConfigError(f"device={shown(device)} is not available here: {advice}") from error
     if found.type not in ("cpu", "cuda"):
         raise ConfigError(f"device={shown(device)} is not supported: {advice}")

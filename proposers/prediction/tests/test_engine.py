@@ -90,7 +90,7 @@ def test_refused(folder: Path, llm: LLM) -> None:
         llm.generate(PROMPT, params("text"))
     with pytest.raises(ConfigError, match=r"prediction with token ids .*100000.* not in the vocabulary"):
         llm.generate(PROMPT, params([100000]))
-    with pytest.raises(ConfigError, match="must be a list of token ids"):
+    with pytest.raises(ConfigError, match="prediction=3 must be a text or a list of token ids"):
         params(3)
 
 

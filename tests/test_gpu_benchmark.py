@@ -15,11 +15,14 @@ from torch.profiler import profile, record_function
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import gpu
-from on_gpu import cuda_calls, steps
+from on_gpu import cuda_calls, kernels, steps
+from on_gpu.kernel_cases import CASES
+from on_gpu.limits import Limits
 from on_gpu.setup import SMALL, Setup
 from on_gpu.tables import table
 
 from specdec_core import LLM, SamplingParams
+from specdec_core.ops import REFERENCE
 
 TO_HOST, FROM_HOST = "Memcpy DtoH (Device -> Pageable)", "Memcpy HtoD (Pageable -> Device)"
 TO_PINNED = "Memcpy DtoH (Device -> Pinned)"
@@ -154,6 +157,65 @@ def test_small_mode(tmp_path):
     assert list(record["parts"]) == list(record["seconds"]) == list(gpu.PARTS)
     assert not [row for rows in record["parts"].values() for row in rows if "error" in row or "skipped" in row]
     assert len(result.stdout.splitlines()) > sum(len(rows) for rows in record["parts"].values())
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        ([1.0, NAN], [1.0, -INF]),
+        ([1.0, INF], [1.0, -INF]),
+        ([1.0, INF], [1.0, 2.0]),
+        ([NAN, NAN], [NAN, NAN]),
+        ([1.01, 2.0], [1.0, 2.0]),
+        ([0.0, 0.0], [1.0, 2.0]),
+        ([1.0], [1.0, 1.0]),
+        ([5], [5, 5]),
+        ([5, 6], [5, 5]),
+        ([5, 5], [5.0, 5.0]),
+        ([[5.0, 5.0]], [5.0, 5.0]),
+    ],
+)
+def test_what_differs_from_the_reference_is_an_error(found, expected):
+    assert "error" in kernels.compare([torch.tensor(found)], [torch.tensor(expected)])
+
+
+@pytest.mark.parametrize(("found", "expected"), [([1.0, -INF], [1.00001, -INF]), ([5, 6], [5, 6]), ([], [])])
+def test_what_is_like_the_reference_is_none(found, expected):
+    assert "error" not in kernels.compare([torch.tensor(found)], [torch.tensor(expected)])
+
+
+def test_results_of_another_number_or_dtype_are_errors():
+    result = torch.ones(2)
+    assert "error" in kernels.compare([result], [result, result])
+    assert "error" in kernels.compare([result.bfloat16()], [result])
+    assert "error" in kernels.compare([result * 1.001], [result])
+    assert "error" not in kernels.compare([result.bfloat16() * 1.004], [result.bfloat16()])
+    assert "error" in kernels.compare([result.bfloat16() * 1.004], [result.bfloat16()], tolerance=0.0)
+
+
+FAULTS = {
+    "none": lambda x: x,
+    "zeros": lambda x: x * 0,
+    "infinities": lambda x: torch.where(x.isinf(), NAN, x) if x.isinf().any() else x * NAN,
+    "dtype": lambda x: x.double(),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", ["paged_attention", "rms_norm", "truncate", "likeliest"])
+def test_the_row_of_a_wrong_kernel_has_an_error(name, fault):
+    case = next(CASES[name](SMALL, "cpu"))
+
+    def kernel(*args):
+        results = REFERENCE[name](*args)
+        change = FAULTS[fault]
+        return tuple(map(change, results)) if isinstance(results, tuple) else change(results)
+
+    row = kernels.measure(name, case, kernel, Limits(1.0, 1.0), Setup(sizes=SMALL, device="cpu", until=0))
+    assert ("error" in row) == (fault != "none"), row
 
 
 def test_without_cuda_it_asks_for_the_small_mode(monkeypatch, capsys):

@@ -28,12 +28,14 @@ class Case:
     num_bytes, num_flops: what the operation must read and write, and compute.
     bind: returns a function that binds an implementation of the operation to arguments. It allocates these. What the
         bound function returns is compared.
+    tolerance: the largest relative error of the operation; None: that of the dtype of its results.
     """
 
     sizes: dict[str, Any]
     num_bytes: float
     num_flops: float
     bind: Callable[[], Callable[[Operation], Bound]]
+    tolerance: float | None = None
 
 
 def heads_of(sizes: Sizes) -> tuple[int, int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,6 +18,9 @@ from specdec_core.ops import REFERENCE
 COLUMNS = ("us", "reference_us", "speed_up", "limit_us", "share_of_limit", "bound", "relative_error", "different")
 AT_ONCE = 2**24
 """Numbers that are compared together."""
+TOLERANCES = {torch.bfloat16: 2**-7, torch.float32: 1e-4}
+"""The largest relative error of a kernel by the dtype of its result. Kernel and reference each round to bfloat16, by up
+to 2**-9 of a number, and some references round in between. Whole numbers, and what is only moved, must be equal."""
 
 
 def kernels(device: str) -> Mapping[str, Operation]:
@@ -64,7 +67,7 @@ def measure(name: str, case: Case, kernel: Operation | None, limits: Limits, set
     if kernel is None:
         return found
     bound = bind(kernel)
-    compared = compare(_tensors(bound()), _tensors(reference()))
+    compared = compare(_tensors(bound()), _tensors(reference()), case.tolerance)
     seconds = seconds_of(bound, device, cell_s)
     return {
         **found,
@@ -75,25 +78,48 @@ def measure(name: str, case: Case, kernel: Operation | None, limits: Limits, set
     }
 
 
-def compare(found: list[torch.Tensor], expected: list[torch.Tensor]) -> dict[str, float]:
-    """relative_error: the largest difference of numbers that are finite in both, as a share of the largest number.
-    different: the share of entries of which one is finite, or which are whole numbers and not equal."""
-    worst, num_different, num_entries = 0.0, 0, 0
-    for whole_found, whole_expected in zip(found, expected, strict=True):
-        num_entries += whole_expected.numel()
-        if not whole_expected.is_floating_point():
-            num_different += int((whole_found != whole_expected).sum())
+def compare(
+    found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], tolerance: float | None = None
+) -> dict[str, Any]:
+    """Compare what a kernel returned with what its reference did.
+
+    tolerance: the largest relative error that is none; None: that of the dtype (TOLERANCES).
+    relative_error: the largest difference of numbers that are finite in both, as a share of the largest number.
+    different: the share of entries of which one is finite, that are infinities of different signs, that are NaN in
+        either, or that are whole numbers and not equal.
+    error: what is not as it must be. Without one it is left out.
+    """
+    kinds = [[(tuple(each.shape), each.dtype) for each in tensors] for tensors in (found, expected)]
+    if kinds[0] != kinds[1]:
+        return {"error": f"shapes and dtypes {kinds[0]} are not those of the reference, {kinds[1]}"}
+    worst, num_different, faults = 0.0, 0, []
+    for ours, theirs in zip(found, expected, strict=True):
+        error, number = _compare(ours, theirs)
+        allowed = TOLERANCES.get(theirs.dtype, 0.0) if tolerance is None else tolerance
+        worst, num_different = max(worst, error), num_different + number
+        if error > allowed:
+            faults.append(f"the relative error {error:.3g} is more than {allowed:.3g}")
+        if number:
+            faults.append(f"{number} of {theirs.numel()} entries are different or NaN")
+    num_entries = sum(each.numel() for each in expected)
+    compared = {"relative_error": worst, "different": num_different / max(1, num_entries)}
+    return {**compared, "error": "; ".join(faults)} if faults else compared
+
+
+def _compare(whole_found: torch.Tensor, whole_expected: torch.Tensor) -> tuple[float, int]:
+    """Return the relative error, and the number of different entries."""
+    if not whole_expected.is_floating_point():
+        return 0.0, int((whole_found != whole_expected).sum())
+    num_different, largest, difference = 0, 0.0, 0.0
+    parts = (each.flatten().split(AT_ONCE) for each in (whole_found, whole_expected))
+    for ours, theirs in zip(*parts, strict=True):
+        if not theirs.numel():
             continue
-        largest = difference = 0.0
-        for ours, theirs in zip(
-            *(each.flatten().split(AT_ONCE) for each in (whole_found, whole_expected)), strict=True
-        ):
-            is_finite = ours.isfinite() & theirs.isfinite()
-            num_different += int((ours.isfinite() ^ theirs.isfinite()).sum())
-            largest = max(largest, float(torch.where(is_finite, theirs, 0).abs().max()))
-            difference = max(difference, float(torch.where(is_finite, ours.double() - theirs.double(), 0).abs().max()))
-        worst = max(worst, difference / largest if largest else difference)
-    return {"relative_error": worst, "different": num_different / max(1, num_entries)}
+        is_finite = ours.isfinite() & theirs.isfinite()
+        num_different += int((~is_finite & (ours != theirs)).sum())  # NaN is not equal to itself
+        largest = max(largest, float(torch.where(is_finite, theirs, 0).abs().max()))
+        difference = max(difference, float(torch.where(is_finite, ours.double() - theirs.double(), 0).abs().max()))
+    return difference / largest if largest else difference, num_different
 
 
 def _tensors(result: Any) -> list[torch.Tensor]:

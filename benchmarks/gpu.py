@@ -11,6 +11,8 @@ cells that it does not reach are noted as skipped. What fails is recorded with i
 
 With --small the results go to gpu_small.json, and only show that the benchmark works: on a CPU, Triton's kernels run in
 its interpreter, if it is installed.
+
+The exit status is 1 if a row has an error or a part failed. The results are written all the same.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
+from math import isfinite, nan
 from pathlib import Path
 from time import time
 from typing import Any
@@ -76,11 +79,18 @@ END_S = 15.0
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     devices = ["cuda", "cpu"] if torch.cuda.is_available() else ["cpu"]
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--only", nargs="+", choices=PARTS, default=[*PARTS], metavar="PART")
-    parser.add_argument("--device", choices=devices, default=devices[0])
-    parser.add_argument("--minutes", type=float, default=8.0)
-    parser.add_argument("--output", type=Path)
+    parser.add_argument("--small", action="store_true", help="small models and short runs, to see whether it works")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=PARTS,
+        default=[*PARTS],
+        metavar="PART",
+        help=f"of {', '.join(PARTS)}",
+    )
+    parser.add_argument("--device", choices=devices, default=devices[0], help="default: %(default)s")
+    parser.add_argument("--minutes", type=minutes, default=8.0, help="for all parts together; default: %(default)s")
+    parser.add_argument("--output", type=Path, help="JSON file; default: in benchmarks/results")
     parser.add_argument("--rows", type=Path, help=argparse.SUPPRESS)  # a part's own process: where it writes
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)  # and until when
     args = parser.parse_args()
@@ -88,6 +98,16 @@ def arguments() -> argparse.Namespace:
         parser.error("without a CUDA device only small models are measured: use --small")
     args.output = args.output or RESULTS / ("gpu_small.json" if args.small else "gpu.json")
     return args
+
+
+def minutes(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = nan
+    if not (isfinite(value) and value > 0):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number of minutes")
+    return value
 
 
 def main() -> None:
@@ -119,6 +139,9 @@ def main() -> None:
     for name, rows in record["parts"].items():
         print(f"\n{name}", *table(rows, PARTS[name].columns), sep="\n")
     print(f"\n{time() - started:.0f} s; everything is in {args.output}")
+    failed = [name for name, rows in record["parts"].items() if any("error" in row for row in rows)]
+    if failed:
+        raise SystemExit(f"there were errors in {', '.join(failed)}")
 
 
 def deadlines(names: Sequence[str], started: float, seconds: float) -> dict[str, float]:

@@ -225,6 +225,30 @@ def test_without_cuda_it_asks_for_the_small_mode(monkeypatch, capsys):
     assert "use --small" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("minutes", ["0", "-3", "nan", "inf", "many"])
+def test_minutes_are_positive(monkeypatch, capsys, minutes):
+    monkeypatch.setattr(sys, "argv", ["gpu.py", "--small", "--device", "cpu", f"--minutes={minutes}"])
+    with pytest.raises(SystemExit, match="2"):
+        gpu.main()
+    assert f"'{minutes}' is not a positive number of minutes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("row", [{"op": "draw", "error": "ValueError: no"}, {"op": "draw", "us": 1.0}])
+def test_an_error_is_seen_in_the_exit_status(monkeypatch, capsys, tmp_path, row):
+    output = tmp_path / "gpu.json"
+    monkeypatch.setattr(gpu, "rows_of", lambda *args, **kwargs: [row])
+    monkeypatch.setattr(
+        sys, "argv", ["gpu.py", "--small", "--device", "cpu", "--only", "plain", "--output", str(output)]
+    )
+    if "error" in row:
+        with pytest.raises(SystemExit, match="errors in plain"):
+            gpu.main()
+    else:
+        gpu.main()
+    assert json.loads(output.read_text())["parts"] == {"plain": [row]}
+    assert "op" in capsys.readouterr().out
+
+
 def test_each_part_has_a_share_of_the_time():
     assert sum(part.share for part in gpu.PARTS.values()) == pytest.approx(1)
     until = gpu.deadlines([*gpu.PARTS], 1000, 480)

@@ -6,6 +6,8 @@ import json
 import os
 import platform
 import shlex
+import shutil
+import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -37,6 +39,15 @@ def machine(distributions: tuple[str, ...] = DISTRIBUTIONS) -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: version_of(name) for name in ("torch", "transformers", "numba", *distributions)},
     }
+
+
+def commit() -> str | None:
+    """Return the checked out git commit, with "-dirty" if files were changed since; None outside of a git checkout."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return None
+    words = ["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or None
 
 
 def version_of(distribution: str) -> str:

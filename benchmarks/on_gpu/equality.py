@@ -14,7 +14,7 @@ from on_gpu.timing import attempt
 from specdec_core import LLM, SamplingParams
 from specdec_core.ops import REFERENCE
 
-COLUMNS = ("num_tokens", "num_equal", "num_prompts", "first_differences", "acceptance_length")
+COLUMNS = ("num_tokens", "num_equal", "num_prompts", "first_differences", "num_accepted", "acceptance_length")
 COLUMNS += ("bins", "chi_square", "p_value")
 MAX_MODEL_LEN, PROMPT_TOKENS = 1024, 128
 METHOD_S = 10.0
@@ -56,10 +56,14 @@ def _outputs(setup: Setup, method: str, expected: list[list[int]]) -> dict[str, 
         raise RuntimeError("plain decoding failed: there is nothing to compare with")
     counts = [output.speculation for output in outputs]
     drafts, accepted = sum(each.num_drafts for each in counts), sum(each.num_accepted for each in counts)
-    return {
+    row = {
         **compared(found, expected),
+        "num_accepted": accepted,
         "acceptance_length": round(1 + accepted / drafts, 3) if drafts else 1.0,
     }
+    if method != "plain" and not accepted:
+        row["error"] = "no draft token was accepted, so that equal output shows nothing: set more equality_tokens"
+    return row
 
 
 def compared(found: Sequence[Sequence[int]], expected: Sequence[Sequence[int]]) -> dict[str, Any]:

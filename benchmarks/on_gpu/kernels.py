@@ -83,7 +83,7 @@ def compare(
 ) -> dict[str, Any]:
     """Compare what a kernel returned with what its reference did.
 
-    tolerance: the largest relative error that is none; None: that of the dtype (TOLERANCES).
+    tolerance: the largest relative error that is allowed; None: that of the dtype (TOLERANCES).
     relative_error: the largest difference of numbers that are finite in both, as a share of the largest number.
     different: the share of entries of which one is finite, that are infinities of different signs, that are NaN in
         either, or that are whole numbers and not equal.

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from math import isfinite, nan
 from pathlib import Path
+from threading import Thread
 from time import time
 from typing import Any
 
@@ -38,7 +39,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before triton is imported
 
 from attrs import asdict, frozen
-from measuring import DISTRIBUTIONS, RESULTS, command, machine, version_of, write
+from measuring import DISTRIBUTIONS, RESULTS, command, commit, machine, version_of, write
 from on_gpu import equality, kernels, plain, speculation, steps
 from on_gpu.setup import SMALL, Part, Setup, Sizes
 from on_gpu.tables import table
@@ -70,6 +71,7 @@ PARTS = {
     "equality": Measured(equality.rows, equality.COLUMNS, 0.09),  # 40 s: 9 engines, 10,000 tokens each
     "steps": Measured(steps.rows, steps.COLUMNS, 0.09),  # 45 s: 6 engines, 8 cells of 3 s
 }
+NO_MEASUREMENT = "--small: these figures are no measurements; they only show that the benchmark works"
 ENDED, DEAD = "its process ended with {}", 3
 """How a part's process ended: DEAD, if the device has failed for good."""
 END_S = 15.0
@@ -114,13 +116,17 @@ def main() -> None:
     args = arguments()
     sizes = SMALL if args.small else Sizes()
     if args.rows is not None:
+        end_with_parent()
         if args.device == "cpu":
             torch.set_num_threads(1)  # nothing is large
         setup = Setup(sizes=sizes, device=args.device, until=args.until, done=read_rows(args.rows))
         run_part(args.only[0], setup, args.rows)
         return
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # ends the part, as Ctrl-C does
     record: dict[str, Any] = {
         "command": command("gpu.py"),
+        "note": NO_MEASUREMENT if args.small else None,
+        "commit": commit(),
         "machine": machine(OURS),
         "setup": {"device": args.device, "minutes": args.minutes, **asdict(sizes)},
         "seconds": {},
@@ -138,6 +144,8 @@ def main() -> None:
         print(f"{name}: {len(rows)} rows in {record['seconds'][name]} s", file=sys.stderr, flush=True)
     for name, rows in record["parts"].items():
         print(f"\n{name}", *table(rows, PARTS[name].columns), sep="\n")
+    if args.small:
+        print(f"\n{NO_MEASUREMENT}")
     print(f"\n{time() - started:.0f} s; everything is in {args.output}")
     failed = [name for name, rows in record["parts"].items() if any("error" in row for row in rows)]
     if failed:
@@ -179,7 +187,8 @@ def read_rows(file: Path) -> list[dict[str, Any]]:
 
 def run(own: Sequence[str], end: float) -> str:
     """Run a command, and stop it at `end`. Returns what went wrong, or ""."""
-    process = subprocess.Popen(own, stdout=subprocess.DEVNULL, start_new_session=True)
+    # It reads its input to learn that this process has ended.
+    process = subprocess.Popen(own, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
     try:
         code = process.wait(max(1.0, end - time()))
         return ENDED.format(code) if code else ""
@@ -189,6 +198,20 @@ def run(own: Sequence[str], end: float) -> str:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)  # with the processes that compile for it
             process.wait()
+        process.stdin.close()
+
+
+def end_with_parent() -> None:
+    """Kill this part's process and those that compile for it once the process that started it has ended, however it
+    did: then the pipe that is the input of this one is closed."""
+    if os.getpgrp() != os.getpid():
+        return  # started by hand
+
+    def watch() -> None:
+        os.read(0, 1)  # nothing is written; a buffered read would hold a lock when Python ends
+        os.killpg(0, signal.SIGKILL)
+
+    Thread(target=watch, daemon=True).start()
 
 
 def run_part(name: str, setup: Setup, file: Path) -> None:

@@ -1,6 +1,7 @@
 """The GPU benchmark runs its parts in time, whatever fails in them, and counts CUDA calls correctly."""
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,13 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from attrs import evolve
 from torch.autograd import DeviceType
 from torch.profiler import profile, record_function
 
 sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 
 import gpu
-from on_gpu import cuda_calls, kernels, steps
+from on_gpu import cuda_calls, equality, kernels, steps
 from on_gpu.kernel_cases import CASES
 from on_gpu.limits import Limits
 from on_gpu.setup import SMALL, Setup
@@ -154,6 +156,11 @@ def test_small_mode(tmp_path):
     assert record["machine"].keys() >= {"processor", "torch", "gpu", "cuda", "driver"}
     assert record["machine"]["gpu"] is None
     assert record["setup"]["device"] == "cpu"
+    assert record["note"] == gpu.NO_MEASUREMENT
+    assert gpu.NO_MEASUREMENT in result.stdout
+    outputs = [row for row in record["parts"]["equality"] if row["what"] == "greedy output"]
+    assert all(row["num_equal"] == row["num_prompts"] for row in outputs)
+    assert [row["method"] for row in outputs if not row["num_accepted"]] == ["plain"]
     assert list(record["parts"]) == list(record["seconds"]) == list(gpu.PARTS)
     assert not [row for rows in record["parts"].values() for row in rows if "error" in row or "skipped" in row]
     assert len(result.stdout.splitlines()) > sum(len(rows) for rows in record["parts"].values())
@@ -216,6 +223,16 @@ def test_the_row_of_a_wrong_kernel_has_an_error(name, fault):
 
     row = kernels.measure(name, case, kernel, Limits(1.0, 1.0), Setup(sizes=SMALL, device="cpu", until=0))
     assert ("error" in row) == (fault != "none"), row
+
+
+@pytest.mark.parametrize("num_tokens", [4, SMALL.equality_tokens])
+def test_equality_without_accepted_tokens_is_an_error(num_tokens):
+    setup = Setup(sizes=evolve(SMALL, equality_tokens=num_tokens), device="cpu", until=0)
+    expected = []
+    assert "error" not in equality._outputs(setup, "plain", expected)
+    row = equality._outputs(setup, "ngram", expected)
+    assert row["num_equal"] == row["num_prompts"]
+    assert ("error" in row) == (row["num_accepted"] == 0) == (num_tokens == 4)
 
 
 def test_without_cuda_it_asks_for_the_small_mode(monkeypatch, capsys):
@@ -284,6 +301,46 @@ def test_rows_before_a_crash_are_kept():
 def test_a_part_that_hangs_is_stopped():
     rows = gpu.rows_of(child("add(); time.sleep(600)"), time() + 5)
     assert rows == [{"a": 1}, {"error": "it was stopped: the time of this part is over"}]
+
+
+PARENT = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import gpu
+gpu.run([sys.executable, "-c", sys.argv[2], *sys.argv[1:2]], time.time() + 600)
+"""
+CHILD = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+import gpu
+gpu.end_with_parent()
+print("started", file=sys.stderr, flush=True)
+time.sleep(30)
+print("went on", file=sys.stderr, flush=True)
+"""
+
+
+def test_a_part_that_watches_ends_well():
+    quick = CHILD.replace("time.sleep(30)", "time.sleep(0.5)")
+    assert gpu.run([sys.executable, "-c", quick, Path(gpu.__file__).parent], time() + 600) == ""
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGTERM, marks=pytest.mark.nightly),
+        pytest.param(signal.SIGINT, marks=pytest.mark.nightly),
+        signal.SIGKILL,
+    ],
+)
+def test_a_part_ends_with_the_process_that_started_it(number):
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, Path(gpu.__file__).parent, CHILD], stderr=subprocess.PIPE, text=True
+    )
+    with parent:
+        assert parent.stderr.readline() == "started\n"
+        parent.send_signal(number)
+        assert "went on" not in parent.stderr.read()  # it ends once both have ended
 
 
 @pytest.mark.parametrize(("goes_on", "num_rows"), [(True, 3), (False, 1)])

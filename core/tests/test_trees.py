@@ -290,6 +290,12 @@ def test_a_shape_is_kept_in_its_order():
         )
 
 
+@pytest.mark.parametrize("paths", [[(0, 0), (0,), (1,)], [(0,), (1, 0), (1,)], [(1,), (0,)]])
+def test_an_order_in_which_a_node_comes_too_early_is_refused(paths):
+    with pytest.raises(ConfigError, match="comes before its parent or an elder sibling"):
+        TokenTree.by_worth(paths)
+
+
 def test_a_config_with_a_shape():
     config = DraftTreeConfig(speculative_token_tree="[(0,), (1,), (0, 0)]")
     assert config.default_num_speculative_tokens(CPU) == 3

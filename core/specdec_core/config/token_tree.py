@@ -65,6 +65,11 @@ class TokenTree:
         """The tree of these paths, the most useful first, each after its parent and its elder siblings. It is for heads
         without a KV cache: elsewhere a node's place in the tree is its slot."""
         tree = cls.parse(paths)
+        seen: set[tuple[int, ...]] = {()}
+        for path in paths:
+            if path[:-1] not in seen or (path[-1] and (*path[:-1], path[-1] - 1) not in seen):
+                raise ConfigError(f"the path {path} comes before its parent or an elder sibling: sort the paths")
+            seen.add(path)
         places = {path: place for place, path in enumerate(tree.paths)}
         return cls(tree.paths, tuple(places[path] for path in paths))
 

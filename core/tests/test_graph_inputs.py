@@ -84,7 +84,7 @@ def test_the_last_slot_of_a_path_repeats() -> None:
         inputs.read(call)
         assert call.plan is not None
         assert inputs.plan is not None
-        found, given = inputs.plan.tensors()[3], call.plan.visibility.more_slots
+        found, given = inputs.plan.padded()[3], call.plan.visibility.more_slots
         assert given is not None
         assert (found.shape[1], given.shape[1]) == (4, 3)
         found, given = found.cpu()[: len(given)], given.cpu()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from threading import Event, Lock, Thread
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from specdec_core import Draft
 from specdec_core.contracts.draft import DraftTree
 from specdec_core.contracts.kv import KVMetadata
 from specdec_core.engine.step_batch import StepBatch
+from specdec_core.engine.warm_up import until_replayed
 from specdec_core.models import graphs as module
 from specdec_core.models.graph_buffers import Buffer
 from specdec_core.models.graph_inputs import Call, Inputs, PlanInputs, Tensors
@@ -292,6 +294,35 @@ def test_graphs_of_narrower_block_tables_are_dropped() -> None:
         assert [shape.plan.max_blocks for shape in graphs.graphs._graphs if shape.plan] == [64, 64]
 
 
+def test_a_wider_graph_for_which_memory_is_missing_leaves_the_narrower_ones() -> None:
+    def hungry(*given: Any) -> Result:
+        if given[3].block_tables.shape[1] == 64 and torch.cuda.is_current_stream_capturing():
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return run(*given)
+
+    with PretendCuda():
+        graphs = ForwardGraphs(hungry)
+        for seed, long in enumerate([False] * 5 + [True, False]):
+            forward(graphs, inputs_of([(700, 1, ())] if long else CHAINS, seed))[0].cpu()
+        assert (graphs.graphs.num_calls, graphs.graphs.num_replayed) == (7, 5 - 1 - module.NUM_CHECKS + 1)
+
+
+def test_a_pass_is_repeated_only_while_a_graph_is_tried() -> None:
+    """Large forward passes have no graph."""
+    turns: list[int] = []
+    with PretendCuda():
+        graphs = ForwardGraphs(run)
+
+        def step(turn: int, requests: Requests) -> None:
+            turns.append(turn)
+            forward(graphs, inputs_of(requests, turn))[0].cpu()
+
+        for requests in ([(0, 300, ())], CHAINS, CHAINS):
+            until_replayed(graphs, partial(step, requests=requests))
+            turns.append(-1)
+    assert turns == [1, -1, *range(1, module.NUM_CHECKS + 3), -1, 1, -1]
+
+
 @pytest.mark.parametrize(
     "other",
     [
@@ -419,3 +450,12 @@ def test_tries_with_the_same_inputs_count_once() -> None:
             graphs(Call((torch.full((1,), number, device=CUDA),)))[0].cpu()
             replayed.append(graphs.num_replayed)
         assert replayed == [0] * 7 + [1]
+
+
+def test_block_tables_of_other_graphs_do_not_make_inputs_others() -> None:
+    with PretendCuda():
+        graphs = ForwardGraphs(run)
+        for seed in range(9):
+            forward(graphs, inputs_of(CHAINS, 0))[0].cpu()
+            forward(graphs, inputs_of([(3, 1, ())] * 50, seed))[0].cpu()
+        assert graphs.graphs.num_replayed == 9 - 1 - module.NUM_CHECKS, "of the others only"

@@ -151,6 +151,7 @@ def _built(
     token_texts, verification = TokenTexts(tokenizer), Verification(plugins, design.speculative, design.ops)
     runner = Runner(target, kv, token_texts, states)
     built = []
+    to_capture = [(target, _expected(design, 1 + design.num_speculative_tokens))]
     for method in design.methods:
         group = of_draft = None
         if method.plan.kv_layout is not None:
@@ -162,9 +163,9 @@ def _built(
         given = _build_context(method, design, target, of_draft, shared, models)
         with explaining(method.config, method.spec, plugins):
             proposer = build_proposer(method.spec, method.config.options, given)
-        window = getattr(method.config.options, "draft_window", None)
-        for model in models:  # each forward pass has a level of the drafts, or a root and the accepted token before it
-            capture_ahead(model, _expected(design, 2, window))
+        # Each forward pass of a draft model has a level of the drafts, or a root and the accepted token before it.
+        expected = _expected(design, 2, getattr(method.config.options, "draft_window", None))
+        to_capture += [(model, expected) for model in models]
         built.append(BuiltMethod(method, NamedProposer(proposer, method.spec.name), group))
     speculation = Speculation([_drafter(each, design) for each in built], device)
     parts = Parts(
@@ -185,7 +186,8 @@ def _built(
     with ExitStack() as failing, trying_out(design.memory, config):
         failing.callback(speculation.abandon)
         if device.type != "cpu":
-            capture_ahead(target, _expected(design, 1 + design.num_speculative_tokens))
+            for model, expected in to_capture:
+                capture_ahead(model, expected)
             _rehearse(parts, design, built, engine_of)
         measured = _measured(parts, design, built)
         failing.pop_all()

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from specdec_core.errors import DeviceError, PluginError
+from specdec_core.models.memory_errors import says_that_memory_ran_out, with_causes
 
 _UNCHANGED = nullcontext()
 
@@ -45,9 +46,9 @@ def failure_of(device: torch.device, error: BaseException) -> DeviceError | None
     """
     if not isinstance(error, Exception):
         return None
-    if (told := next((each for each in _with_causes(error) if isinstance(each, DeviceError)), None)) is not None:
+    if (told := next((each for each in with_causes(error) if isinstance(each, DeviceError)), None)) is not None:
         return told
-    found = next(filter(_is_final, _with_causes(error)), None)
+    found = next(filter(_is_final, with_causes(error)), None)
     said = found or _complaint_of(device)
     if said is None:
         return None
@@ -62,26 +63,8 @@ def failure_of(device: torch.device, error: BaseException) -> DeviceError | None
     return failure
 
 
-def is_lack_of_memory(error: BaseException) -> bool:
-    """Whether an exception was raised since a GPU's memory ran out, be it in a plugin's code."""
-    return any(isinstance(each, torch.OutOfMemoryError) for each in _with_causes(error))
-
-
-def _with_causes(error: BaseException | None) -> Iterator[BaseException]:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or error.__context__
-
-
 def _is_final(error: BaseException) -> bool:
-    return isinstance(error, torch.AcceleratorError) and not _is_about_memory(error)
-
-
-def _is_about_memory(error: BaseException) -> bool:
-    """Whether the error means that memory ran out. The device still works after such an error."""
-    return "out of memory" in str(error)
+    return isinstance(error, torch.AcceleratorError) and not says_that_memory_ran_out(error)
 
 
 def _complaint_of(device: torch.device) -> Exception | None:
@@ -90,5 +73,5 @@ def _complaint_of(device: torch.device) -> Exception | None:
     try:
         torch.cuda.synchronize(device)
     except RuntimeError as error:
-        return None if _is_about_memory(error) else error
+        return None if says_that_memory_ran_out(error) else error
     return None

@@ -14,9 +14,9 @@ from attrs import frozen
 
 from specdec_core.config.engine import EngineConfig
 from specdec_core.contracts.proposer import Plan
-from specdec_core.engine.device import is_lack_of_memory
 from specdec_core.engine.step_memory import StepMemory
 from specdec_core.errors import CapacityError, reason
+from specdec_core.models.memory_errors import is_lack_of_memory
 from specdec_core.models.meta_load import Outline
 
 FRACTION_OF_CPU_MEMORY = 0.25

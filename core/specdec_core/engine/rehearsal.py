@@ -1,9 +1,9 @@
 """Completes a few tiny requests on a GPU before the first one of a user: its kernels are compiled when they are first
 launched, which takes up to seconds for each.
 
-The requests go through an engine of their own, with its own scheduler, budgets, counts and seeds. Only the target, the
-KV cache, the verifiers and the proposers are those of users' requests. So nothing is left of them but compiled kernels
-and what steps keep for later ones, such as CUDA graphs.
+The requests go through an engine of their own, with its own scheduler, counts and seeds, and without budgets. Only the
+target, the KV cache, the verifiers and the proposers are those of users' requests. So nothing is left of them but
+compiled kernels and what steps keep for later ones, such as CUDA graphs.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from attrs import evolve
 from specdec_core.config.sampling import SamplingParams
 from specdec_core.contracts.draft import Draft, DraftTree
 from specdec_core.contracts.proposer import Proposer, ProposerBatch
-from specdec_core.engine.device import is_lack_of_memory
 from specdec_core.engine.named_proposer import NamedProposer
 from specdec_core.errors import CapacityError, ConfigError, PluginError
+from specdec_core.models.memory_errors import is_lack_of_memory
 
 if TYPE_CHECKING:
     from specdec_core.engine.engine import Engine

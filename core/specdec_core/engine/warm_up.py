@@ -43,18 +43,17 @@ def warm_up(target: Model, num_blocks: int, block_size: int) -> float:
 
 
 def until_replayed(graphs: ForwardGraphs | None, run: Callable[[int], object]) -> None:
-    """Run a forward pass until a CUDA graph replays it, but no more often than that takes. Without graphs, it is not
-    run.
+    """Run a forward pass until a CUDA graph replays it, or it turns out that none will. Without graphs, it is not run.
 
     run: gets the turn, and waits for the device. It must compute other inputs in each turn: a graph is used only after
         it was right for several inputs.
     """
     if graphs is None:
         return
-    before = graphs.graphs.num_replayed
-    for turn in range(1, NUM_CHECKS + 3):  # the first one captures, and the last one replays
+    for turn in range(1, NUM_CHECKS + 3):  # the first one may capture, and the last one replays
+        tried = graphs.graphs.num_tried
         run(turn)
-        if graphs.graphs.num_replayed > before:
+        if graphs.graphs.num_tried == tried:
             return
 
 

@@ -92,7 +92,8 @@ class Shape:
 
 @frozen(eq=False)
 class PlanInputs:
-    """The inputs of an attention plan. Padding is 0, that of slots and of tokens' requests -1."""
+    """The inputs of an attention plan. Padding is 0, that of slots and of tokens' requests -1. Block tables have none:
+    what is left in them of other calls is not read."""
 
     num_tokens: int
     positions: Buffer  # int64 [num_tokens or more]
@@ -129,18 +130,19 @@ class PlanInputs:
         context_lens[: len(tables)] = np.add(metadata.starts, metadata.lengths)
         upload_into(self.of_requests, np.stack([plan.host_token_requests(self.num_tokens), context_lens]))
 
-    def tensors(self) -> Tensors:
-        buffers = self.positions, self.slot_mapping, self.prefix_lens, self.more_slots, self.block_tables
+    def padded(self) -> Tensors:
+        """All but block tables. Where these differ, slots differ, too."""
+        buffers = self.positions, self.slot_mapping, self.prefix_lens, self.more_slots
         return *(each.rows[: self.num_tokens] for each in buffers), self.of_requests
 
     def plan(self, shape: PlanShape, like: AttentionPlan) -> FixedPlan:
         """The plan that reads these tensors. like: a plan of the same model."""
-        positions, slot_mapping, prefix_lens, more_slots, block_tables, of_requests = self.tensors()
+        positions, slot_mapping, prefix_lens, more_slots, of_requests = self.padded()
         return FixedPlan.of(
             like,
             Visibility(positions, prefix_lens, more_slots if shape.num_paths else None, shape.num_tree_slots),
             slot_mapping=slot_mapping,
-            block_tables=block_tables,
+            block_tables=self.block_tables.rows[: self.num_tokens],
             token_requests=of_requests[0],
             context_lens=of_requests[1],
         )
@@ -174,7 +176,7 @@ class Inputs:
         return tuple(each.rows[: self.shape.num_tokens] for each in self.buffers)
 
     def copied(self) -> Tensors:
-        """All that was read, padding included."""
+        """All that was read but block tables, padding included."""
         return tuple(each.clone() for each in self._all())
 
     def are(self, copied: Tensors) -> torch.Tensor:
@@ -182,7 +184,7 @@ class Inputs:
         return have_same_bits(self._all(), copied)
 
     def _all(self) -> Tensors:
-        return *self.tensors(), *(() if self.plan is None else self.plan.tensors())
+        return *self.tensors(), *(() if self.plan is None else self.plan.padded())
 
     def call(self, like: AttentionPlan | None) -> Call:
         """The call of the function with these tensors. like: a plan of the same model."""

@@ -53,12 +53,14 @@ def attention_graph_bytes(info: TargetInfo, block_size: int, num_speculative_tok
     )
 
 
-def head_graph_bytes(width: int, num_kept: int, dtype: torch.dtype) -> int:
+def head_graph_bytes(width: int, num_kept: int, dtype: torch.dtype, num_functions: int = 1) -> int:
     """Return the most bytes that the CUDA graphs of a draft head take, for `Plan.graph_bytes`. What its attention takes
     is added where the plan has a kv_layout.
 
     width: of its hidden states.
     num_kept: how many tensors [n, width] a function given to `BuildContext.graphed` takes and returns, at most.
+    num_functions: how many functions are given to it. They share the buffers.
     """
     row_bytes = width * dtype.itemsize
-    return graph_bytes(num_kept * row_bytes, ACTIVATIONS * row_bytes)
+    more_graphs = (num_functions - 1) * MOST_GRAPHS * OBJECT_BYTES
+    return graph_bytes(num_kept * row_bytes, ACTIVATIONS * row_bytes) + more_graphs

@@ -21,6 +21,7 @@ from attrs import define, field
 from specdec_core.models.graph_buffers import Buffer, Buffers
 from specdec_core.models.graph_inputs import LEAST_KEYS, Call, Inputs, Shape, Tensors
 from specdec_core.models.graph_memory import MOST_GRAPHS
+from specdec_core.models.memory_errors import is_lack_of_memory
 from specdec_core.models.same_bits import have_same_bits
 from specdec_core.ops.download import Download
 
@@ -113,17 +114,20 @@ class Graphs:
     pool: memory that functions share which never run at the same time.
     max_model_len: of the requests whose keys and values the function's attention reads.
 
-    Attributes: num_calls, and num_replayed of them. is_off: whether the function was found not to fit for graphs.
+    Attributes: num_calls, of which num_replayed were replays, and num_tried captured a graph or checked one. is_off:
+    whether the function was found not to fit for graphs.
     """
+
+    _TOO_LARGE, _TOO_MANY = "there is too little memory", "there are MOST_GRAPHS"
 
     def __init__(self, run: Run, what: str, pool: Pool | None = None, max_model_len: int = 0) -> None:
         self._run, self._what, self.pool = run, what, pool or Pool()
         self._num_keys = 0  # for which block tables are wide enough
         self.expect(max_model_len)
         self._graphs: dict[Shape, Graph] = {}
-        self._refused: set[Shape] = set()  # there was too little memory, or there are MOST_GRAPHS
+        self._refused: dict[Shape, str] = {}  # and why
         self.is_off = False
-        self.num_calls = self.num_replayed = 0
+        self.num_calls = self.num_replayed = self.num_tried = 0
 
     def expect(self, max_model_len: int) -> None:
         """Make graphs' block tables wide enough for requests of this length, up to LEAST_KEYS."""
@@ -157,28 +161,33 @@ class Graphs:
             return None
         try:
             if graph is None:
-                self._drop_narrower(shape)
-                if len(self._graphs) >= MOST_GRAPHS:
-                    self._has_most(shape)
+                kept = self._as_wide_as(shape)
+                if len(kept) >= MOST_GRAPHS:
+                    self._refuse_further(shape)
                     return None
+                self.num_tried += 1
                 with _CAPTURING:
-                    self._graphs[shape] = self._capture(shape, call)
+                    kept[shape] = self._capture(shape, call)
+                self._graphs = kept
+                if shape.plan is not None:
+                    self._num_keys = shape.plan.max_blocks * shape.plan.block_size
             elif graph.num_right + len(graph.checks) < NUM_CHECKS:
+                self.num_tried += 1
                 return graph.attempt(call)
         except Exception as error:  # of whatever code the model and plugins have; the usual call follows
-            if not is_about_memory(error):
+            if not is_lack_of_memory(error):
                 self._turn_off(f"it cannot be captured: {error}")
             else:
                 self._refuse(shape, error)
         return None
 
-    def _has_most(self, shape: Shape) -> None:
-        if not self._refused:
+    def _refuse_further(self, shape: Shape) -> None:
+        if self._TOO_MANY not in self._refused.values():
             logger.info("no further CUDA graphs are captured for %s: there are %d", self._what, MOST_GRAPHS)
-        self._refused.add(shape)
+        self._refused[shape] = self._TOO_MANY
 
     def _refuse(self, shape: Shape, error: Exception) -> None:
-        if not self._refused:
+        if self._TOO_LARGE not in self._refused.values():
             logger.warning(
                 "the GPU has too little memory for a CUDA graph of %s with %d tokens, so such calls launch each kernel "
                 "by itself, and take longer. Lower gpu_memory_utilization, or set enforce_eager=True: %s",
@@ -186,16 +195,14 @@ class Graphs:
                 shape.num_tokens,
                 str(error).partition("\n")[0],
             )
-        self._refused.add(shape)
+        self._refused[shape] = self._TOO_LARGE
         self._graphs.pop(shape, None)
 
-    def _drop_narrower(self, shape: Shape) -> None:
-        """Free graphs for narrower block tables: from now on, all graphs have tables of this width."""
-        if shape.plan is not None:
-            least, self._num_keys = shape.plan.max_blocks, shape.plan.max_blocks * shape.plan.block_size
-            self._graphs = {
-                key: graph for key, graph in self._graphs.items() if key.plan is None or key.plan.max_blocks >= least
-            }
+    def _as_wide_as(self, shape: Shape) -> dict[Shape, Graph]:
+        """The graphs whose block tables are no narrower. Once there is a graph of this shape, the others are not used:
+        from then on, all graphs have tables of its width."""
+        least = 0 if shape.plan is None else shape.plan.max_blocks
+        return {key: graph for key, graph in self._graphs.items() if key.plan is None or key.plan.max_blocks >= least}
 
     def _check(self, graph: Graph, found: Tensors, is_repeated: torch.Tensor, results: Tensors) -> None:
         try:
@@ -225,10 +232,3 @@ class Graphs:
         self._graphs.clear()
         advice = "enforce_eager=True does without from the start"
         logger.info("no CUDA graphs are used for %s: %s. %s", self._what, reason, advice)
-
-
-def is_about_memory(error: BaseException) -> bool:
-    """Whether an error, or one before it, means that memory ran out. A capture that fails may raise another one."""
-    before = error.__cause__ or error.__context__
-    is_itself = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError) and "out of memory" in str(error)
-    return is_itself or (before is not None and is_about_memory(before))

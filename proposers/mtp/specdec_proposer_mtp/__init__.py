@@ -27,7 +27,7 @@ def plan(config: MTPConfig, target: TargetInfo, num_speculative_tokens: int) -> 
         lookahead=found.num_depths,
         scratch_slots=num_speculative_tokens,
         weight_bytes=found.num_weights * target.dtype.itemsize,
-        graph_bytes=head_graph_bytes(target.hidden_size, 3, target.dtype),
+        graph_bytes=head_graph_bytes(target.hidden_size, 3, target.dtype, found.num_depths),
         max_model_len=config.checked_max_model_len(target.max_model_len, found.max_model_len),
         state=found,
     )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve, frozen
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from specdec_core.ops.residuals import Proposals
 from specdec_kernels.gpu import OPS
@@ -121,13 +121,15 @@ class Exact:
 
 
 def assert_close(found: torch.Tensor, expected: Any, scale: float | np.ndarray = 0.0) -> None:
-    """scale: what was subtracted from; a float32 number of that size is only so exact."""
+    """scale: what was subtracted from. Of a difference of logits up to 16, rounding to float32 takes 5e-7, and its
+    exponential is as far off."""
     expected = np.array(expected, dtype=np.float64)
     found = found.double().numpy()
-    assert (np.abs(found - expected) <= 1e-5 * expected + 1e-7 * scale).all(), (found, expected)
+    assert (np.abs(found - expected) <= 1e-5 * expected + 6e-7 * scale).all(), (found, expected)
 
 
 @settings(max_examples=25, deadline=None)
+@example(vocab=8293, num_parents=1, num_siblings=3, kind="q_to_target", replaced=False, seed=1)
 @given(
     vocab=st.sampled_from(VOCABS),
     num_parents=st.integers(1, 3),

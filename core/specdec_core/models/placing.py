@@ -15,7 +15,6 @@ import transformers
 
 logger = logging.getLogger(__name__)
 
-
 LOADER = "_load_pretrained_model"
 
 

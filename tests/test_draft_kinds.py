@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,8 @@ def refused(method: str, model: Path, plugins: Plugins) -> str:
 def test_the_error_begins_with_what_it_is(kind: str, checkpoints: dict[str, Path], plugins: Plugins) -> None:
     for method in KINDS.keys() - {kind}:
         error = refused(method, checkpoints[kind], plugins)
-        assert error == f"{KINDS[kind]}, not {method!r}, for the draft {str(checkpoints[kind])!r}"
+        draft = f"for the draft {str(checkpoints[kind])!r}, if no tensors are missing from it"
+        assert error == f"{KINDS[kind]}, not {method!r}, {draft}"
 
 
 def test_a_method_that_recognizes_nothing_adds_its_reason(
@@ -107,6 +109,14 @@ def test_a_broken_checkpoint_keeps_its_own_error(tmp_path: Path, plugins: Plugin
     (folder / "model.safetensors").write_bytes(b"no tensors")
     with pytest.raises(ConfigError, match="cannot be read"):
         dry_run("tiny", speculative_config={"method": "eagle", "model": str(folder)}, plugins=plugins)
+
+
+def test_a_target_that_lost_its_own_weights_may_be_incomplete(tmp_path: Path) -> None:
+    """Only its MTP module is left."""
+    folder = shutil.copytree(model_path(), tmp_path / "target")
+    save_file({}, folder / "model-00001-of-00002.safetensors")
+    with pytest.raises(CompatibilityError, match=r"is an MTP module.* its files are incomplete: .*missing_keys"):
+        LLM(str(folder))
 
 
 def test_a_head_is_not_found_out_after_the_target_is_loaded(

@@ -63,7 +63,8 @@ def explain_target_kind(model: str | Path, revision: str | None, plugins: Plugin
             raise
         raise CompatibilityError(
             f"model={str(model)!r} is {' or '.join(heads.values())}, which drafts for a target and cannot be one: give "
-            f"it as model in speculative_config, and as the target the model that it was trained for"
+            f"it as model in speculative_config, and as the target the model that it was trained for. If it should be "
+            f"a target, its files are incomplete: {error}"
         ) from error
 
 
@@ -77,7 +78,7 @@ def _other_kind(method: ProposerSpec, model: Any, revision: Any, plugins: Plugin
     if not kinds or method.name in kinds:
         return None
     found = " or ".join(f"{kind}: use method {name!r}" for name, kind in kinds.items())
-    return f"this is {found}, not {method.name!r}, for the draft {shown(str(model))}"
+    return f"this is {found}, not {method.name!r}, for the draft {shown(str(model))}, if no tensors are missing from it"
 
 
 def _kinds(model: Any, revision: Any, plugins: Plugins) -> dict[str, str]:

@@ -89,7 +89,12 @@ def test_compare():
     inf = float("inf")
     found = [torch.tensor([1.0, 2.2, -inf, inf]), torch.tensor([1, 2, 3, 4])]
     expected = [torch.tensor([1.0, 2.0, -inf, 4.0]), torch.tensor([1, 0, 3, 4])]
-    assert kernels.compare(found, expected) == {"relative_error": pytest.approx(0.1), "different": 2 / 8}
+    compared = kernels.compare(found, expected)
+    assert compared.pop("error") == (
+        "the relative error 0.1 is more than 0.0001; 1 of 4 entries are different or NaN; "
+        "1 of 4 entries are different or NaN"
+    )
+    assert compared == {"relative_error": pytest.approx(0.1), "different": 2 / 8}
 
 
 def test_compare_looks_at_everything(monkeypatch):

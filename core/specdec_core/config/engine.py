@@ -107,7 +107,7 @@ class EngineConfig:
         default=False,
     )
     max_model_len: int | None = option(
-        whole_number(1, optional=True),
+        whole_number(2, optional=True),
         "Most tokens of a request, prompt and output together. None: as many as the model was trained for.",
     )
     max_num_seqs: int = option(whole_number(1), "Most requests that run at once. Others wait.", default=256)

@@ -306,7 +306,7 @@ def target_info_of(source: ModelSource, config: Any) -> TargetInfo:
         raise ConfigError("the model's configuration does not state the length of its context: give max_model_len")
     trained = trained or asked or 1
     if asked is not None and not 2 <= asked <= trained:
-        raise ConfigError(f"max_model_len={asked} is out of range: this model was trained for 2 to {trained} tokens")
+        raise ConfigError(f"max_model_len={asked} is out of range: this model allows 2 to {trained} tokens")
     longest = asked or trained
     check_length(text_config, longest)
     return TargetInfo(

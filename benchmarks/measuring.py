@@ -35,6 +35,7 @@ def machine(distributions: tuple[str, ...] = DISTRIBUTIONS) -> dict[str, Any]:
         "processor": processor(),
         "threads": torch.get_num_threads(),
         "avx512_bf16": torch.cpu._is_avx512_bf16_supported(),
+        "amx": torch.cpu._is_amx_tile_supported(),
         **{name: os.environ[name] for name in OPENMP if name in os.environ},
         "python": platform.python_version(),
         **{name: version_of(name) for name in ("torch", "transformers", "numba", *distributions)},

@@ -218,6 +218,16 @@ def step_profile(record: dict[str, Any]) -> str:
     return "\n".join([*lines, f"| share of the last outside the model's forward | {shown} |"])
 
 
+def linear_layers(record: dict[str, Any]) -> str:
+    names = list(record["rows"][0]["us"])
+    lines = [f"| inputs, outputs | rows | {' | '.join(names)} |", "|---|---|" + "---|" * len(names)]
+    for row in record["rows"]:
+        shown = " | ".join(f"{us:.0f}" for us in row["us"].values())
+        lines.append(f"| {row['num_in']}, {row['num_out']} | {row['num_rows']} | {shown} |")
+    machine = record["machine"]
+    return "\n".join([f"{machine['threads']} threads of {machine['processor']}.", "", *lines])
+
+
 def verifiers(record: dict[str, Any]) -> str:
     accepted = record["accepted"]
     names = list(next(iter(next(iter(accepted.values())).values())))
@@ -348,6 +358,7 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/performance.md", "engines, prefill", engines_prefill),
     ("docs/performance.md", "engines, methods", engines_methods),
     ("docs/performance.md", "step_profile", step_profile),
+    ("docs/performance.md", "linear_layers", linear_layers),
     ("docs/benchmarks.md", "learned", learned),
     ("docs/performance.md", "learned, by position", learned_positions),
     ("docs/benchmarks.md", "vllm_acceptance", vllm_acceptance),

@@ -15,7 +15,7 @@ from specdec_core.contracts.draft import DEAD
 from specdec_core.ops import REFERENCE
 from specdec_core.ops.decoder import DecoderLayer, Norm
 
-WIDTH, ENTERING, LONGEST = 48, 32, 400
+ENTERING, LONGEST = 32, 400
 TREE = (-1, -1, 0, 0, DEAD, 1, 2, 2)
 
 
@@ -27,6 +27,7 @@ class Drawn:
         self.ops = ops
         self._generator = torch.Generator().manual_seed(data.draw(st.integers(0, 2**32)))
         self.dtype = dtype
+        self.width = data.draw(st.sampled_from([48, 64]))
         self.heads = Heads(data.draw(st.sampled_from([1, 2, 3])), data.draw(st.integers(1, 3)), 16, 16)
         self._flags = {
             name: data.draw(st.booleans())
@@ -46,20 +47,20 @@ class Drawn:
 
     def _layer(self, features: dict[str, Any], enters: bool) -> list[DecoderLayer]:
         num_kv_heads, dim = self.heads.num_kv_heads, self.heads.key_dim
-        num_heads, inner = num_kv_heads * self.heads.groups, 32
+        num_heads, inner, entering = num_kv_heads * self.heads.groups, 32, ENTERING if enters else 0
         parts: dict[str, tuple[Any, ...]] = {
-            "query_key_value": self._product((num_heads + 2 * num_kv_heads) * dim, WIDTH + (ENTERING if enters else 0)),
-            "attention_output": self._product(WIDTH, num_heads * dim),
-            "gate_and_up": self._product(2 * inner, WIDTH),
-            "down": self._product(WIDTH, inner),
+            "query_key_value": self._product((num_heads + 2 * num_kv_heads) * dim, self.width + entering),
+            "attention_output": self._product(self.width, num_heads * dim),
+            "gate_and_up": self._product(2 * inner, self.width),
+            "down": self._product(self.width, inner),
             "entering_norm": self._norm(ENTERING) if enters and self._flags["enters_normed"] else (None,) * 3,
-            "input_norm": self._norm(WIDTH) if self._flags["input_norm"] else (None,) * 3,
-            "mlp_norm": self._norm(WIDTH),
+            "input_norm": self._norm(self.width) if self._flags["input_norm"] else (None,) * 3,
+            "mlp_norm": self._norm(self.width),
         }
         for name, flag in (("query_norm", "head_norm"), ("key_norm", "head_norm")):
             parts[name] = self._norm(dim) if self._flags[flag] else (None,) * 3
         for name in ("attention_norm", "down_norm"):
-            parts[name] = self._norm(WIDTH) if self._flags["output_norm"] else (None,) * 3
+            parts[name] = self._norm(self.width) if self._flags["output_norm"] else (None,) * 3
         sizes: dict[str, Any] = {"num_heads": num_heads, "num_kv_heads": num_kv_heads, "head_dim": dim}
         sizes |= {"rope": 0, "scaling": 0.3}
         return [
@@ -92,7 +93,7 @@ class Run:
         batch = batch or data.draw(st.lists(requests(), min_size=1, max_size=4))
         self.made: Pass = make_pass(batch, self.drawn.heads, data.draw(st.sampled_from([3, 16])), dtype, num_padding=3)
         lengths = self.made.plan.metadata.lengths
-        self.hidden = self.drawn.normal(sum(lengths) + 3, WIDTH)
+        self.hidden = self.drawn.normal(sum(lengths) + 3, self.drawn.width)
         self.entering = self.drawn.normal(len(self.hidden), ENTERING) if self.drawn.enters else None
         self.caches = [
             [self.drawn.normal(*each.shape).where(each.isfinite(), each) for each in (self.made.keys, self.made.values)]
@@ -193,11 +194,12 @@ def assert_that_it_matters(part: str, run: Run) -> None:
 
 def assert_that_others_are_left(ops: Any, data: Any) -> None:
     """Assert that `fuse_layers` returns None for layers that it does not know, or whose sizes do not fit."""
-    fuse, (layer, other) = ops["fuse_layers"], Drawn(ops, data, torch.float32).layers
+    fuse, drawn = ops["fuse_layers"], Drawn(ops, data, torch.float32)
+    layer, other = drawn.layers
     assert fuse([layer, other]) is not None
     assert fuse([layer, evolve(other, down=lambda rows: rows)]) is None
-    assert fuse([evolve(other, entering_norm=Norm(torch.ones(WIDTH), 1e-5, True))]) is None  # nothing enters
+    assert fuse([evolve(other, entering_norm=Norm(torch.ones(drawn.width), 1e-5, True))]) is None  # nothing enters
     assert fuse([layer, evolve(other, num_heads=other.num_heads + 1)]) is None
-    assert fuse([layer, evolve(other, mlp_norm=Norm(torch.ones(WIDTH - 1), 1e-5, True))]) is None
+    assert fuse([layer, evolve(other, mlp_norm=Norm(torch.ones(drawn.width - 1), 1e-5, True))]) is None
     assert fuse([layer, evolve(other, key_norm=Norm(torch.ones(8), 1e-5, True))]) is None
     assert fuse([layer, evolve(other, activation="relu")]) is None

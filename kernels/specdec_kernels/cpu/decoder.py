@@ -93,6 +93,7 @@ class FusedLayers:
                 self._address(biases),
                 product.num_in,
                 product.num_out,
+                product.uses_amx,
             )
         for name in NORMS:
             norm: Norm | None = getattr(layer, name)

@@ -14,16 +14,19 @@ from numba import prange, typeof, types
 from specdec_core import compiled
 from specdec_core.ops.decoder import NORMS, PRODUCTS
 from specdec_kernels.cpu.activations import activate
+from specdec_kernels.cpu.amx import release_tiles
 from specdec_kernels.cpu.attend import address_of_attend
 from specdec_kernels.cpu.bits import array_at, as_stored, inner, load
 from specdec_kernels.cpu.calls import address_of, call_at
 from specdec_kernels.cpu.lanes import LANES
-from specdec_kernels.cpu.linear import multiply_some, product_part, strips_at_once
+from specdec_kernels.cpu.linear import MOST_AT_ONCE, multiply_some, product_part, strips_at_once
 from specdec_kernels.cpu.norm import norm_row
-from specdec_kernels.cpu.products import MOST_ROWS, MOST_STRIPS
+from specdec_kernels.cpu.products import MOST_STRIPS
 from specdec_kernels.cpu.rotary import rotate_row
 
-PRODUCT = np.dtype([(name, np.int64) for name in ("strips", "num_strips", "num_steps", "biases", "num_in", "num_out")])
+PRODUCT = np.dtype(
+    [(name, np.int64) for name in ("strips", "num_strips", "num_steps", "biases", "num_in", "num_out", "uses_amx")]
+)
 NORM = np.dtype([("weight", np.int64), ("width", np.int64), ("eps", np.float64), ("rounds_first", np.int64)])
 """weight: address of float32 [width]; a width of 0: no norm."""
 LAYER = np.dtype(
@@ -173,7 +176,7 @@ def _strips(product, like, num_in):
 @inner()
 def _product(product, like, given, part, num_parts, is_added, output):
     strips, biases = _strips(product, like, given.shape[1])
-    product_part(strips, biases, given, part, num_parts, is_added, output)
+    product_part(strips, biases, product["uses_amx"] != 0, given, part, num_parts, is_added, output)
 
 
 @inner()
@@ -231,18 +234,23 @@ def _gate(product, activation, like, given, part, num_parts, gated):
     """Multiply rows with one part of the gate's strips, and with the same part of those of `up`, which follow them.
     Write activation(gate) * up to `gated`."""
     strips, biases = _strips(product, like, given.shape[1])
-    wide = np.empty((2 * MOST_ROWS, MOST_STRIPS * LANES), dtype=like.dtype)
-    narrow = np.empty((2 * MOST_ROWS, LANES), dtype=like.dtype)
-    scratch = np.empty(MOST_ROWS * MOST_STRIPS * LANES, dtype=np.float32)
-    num_gates = len(strips) // 2
+    wide = np.empty((2 * MOST_AT_ONCE, MOST_STRIPS * LANES), dtype=like.dtype)
+    narrow = np.empty((2 * MOST_AT_ONCE, LANES), dtype=like.dtype)
+    scratch = np.empty(MOST_AT_ONCE * MOST_STRIPS * LANES, dtype=np.float32)
+    num_gates, uses_amx = len(strips) // 2, product["uses_amx"] != 0
     strip, end = num_gates * part // num_parts, num_gates * (part + 1) // num_parts
+    num_rows = 0
     while strip < end:
-        num_strips = strips_at_once(end - strip)
+        num_strips = strips_at_once(end - strip, uses_amx, len(given))
         both = wide if num_strips > 1 else narrow
         row, first = 0, strip * LANES
         while row < len(given):
-            num_rows = multiply_some(strips, strip, num_strips, given, row, biases, both, 0, 0, False)
-            multiply_some(strips, num_gates + strip, num_strips, given, row, biases, both, MOST_ROWS, 0, False)
-            activate(both[:MOST_ROWS], both[MOST_ROWS:], num_rows, activation, scratch, gated, row, first)
+            rows = given, row, biases, both
+            num_rows = multiply_some(strips, strip, num_strips, uses_amx, num_rows, *rows, 0, 0, False)
+            up = num_gates + strip
+            multiply_some(strips, up, num_strips, uses_amx, num_rows, *rows, MOST_AT_ONCE, 0, False)
+            activate(both[:MOST_AT_ONCE], both[MOST_AT_ONCE:], num_rows, activation, scratch, gated, row, first)
             row += num_rows
         strip += num_strips
+    if uses_amx:
+        release_tiles()

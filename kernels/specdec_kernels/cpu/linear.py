@@ -10,10 +10,15 @@ import torch
 from numba import prange
 
 from specdec_core import compiled, ops
+from specdec_kernels.cpu import amx
+from specdec_kernels.cpu.amx import MOST_TILE_ROWS, TILE_INPUTS, multiply_tiles, release_tiles, set_tiles
 from specdec_kernels.cpu.bits import array_at, as_array, inner
 from specdec_kernels.cpu.lanes import LANES, is_supported
 from specdec_kernels.cpu.products import MOST_ROWS, MOST_STRIPS, multiply
 from specdec_kernels.cpu.threads import WORTH_A_THREAD, in_parallel
+
+MOST_AT_ONCE = max(MOST_ROWS, MOST_TILE_ROWS)
+"""Rows that `multiply_some` computes."""
 
 
 def pack_linear(weight: torch.Tensor, bias: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor] | None:
@@ -35,7 +40,8 @@ class PackedProduct:
     No row's result depends on the others.
 
     Public attributes: strips [num_strips, num_steps, LANES times inputs per step], biases float32
-    [num_strips * LANES], num_in, num_out, dtype.
+    [num_strips * LANES], num_in, num_out, dtype, uses_amx: whether it is computed by `multiply_tiles`, whatever the
+    number of rows.
     """
 
     is_row_invariant = True
@@ -43,6 +49,7 @@ class PackedProduct:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.num_out, self.num_in = weight.shape
         self.dtype = weight.dtype
+        self.uses_amx = weight.dtype == torch.bfloat16 and self.num_in % TILE_INPUTS == 0 and amx.is_allowed()
         inputs_per_step = _inputs_per_step(weight.dtype)
         num_strips, num_steps = -(-self.num_out // LANES), self.num_in // inputs_per_step
         padded = weight.new_zeros(num_strips * LANES, self.num_in)
@@ -63,11 +70,11 @@ class PackedProduct:
         output = rows.new_empty(*rows.shape[:-1], self.num_out)
         num_rows = rows.numel() // self.num_in
         num_parts = torch.get_num_threads()
+        args = self.strips, self.biases, self.uses_amx, rows.data_ptr(), num_rows, output.data_ptr(), self.num_out
         if num_parts == 1 or num_rows * self.num_in * self.num_out < WORTH_A_THREAD:
-            _one_part(self.strips, self.biases, rows.data_ptr(), num_rows, 0, 1, output.data_ptr(), self.num_out)
+            _one_part(*args, 0, 1)
         else:
-            args = self.strips, self.biases, rows.data_ptr(), num_rows, num_parts, output.data_ptr(), self.num_out
-            in_parallel(_in_parts, *args)
+            in_parallel(_in_parts, *args, num_parts)
         return output
 
 
@@ -75,53 +82,75 @@ class PackedProduct:
 def _in_parts(
     strips,  # [num_strips, num_steps, LANES times inputs per step]
     biases,  # float32, of all strips
+    uses_amx,
     rows_address,  # of [num_rows, in_features]
     num_rows,
-    num_parts,  # number of parts that the strips are cut into, one per thread
     output_address,  # of [num_rows, num_out]
     num_out,
+    num_parts,  # number of parts that the strips are cut into, one per thread
 ):
     for part in prange(num_parts):
-        _one_part(strips, biases, rows_address, num_rows, part, num_parts, output_address, num_out)
+        _one_part(strips, biases, uses_amx, rows_address, num_rows, output_address, num_out, part, num_parts)
 
 
 @compiled()
-def _one_part(strips, biases, rows_address, num_rows, part, num_parts, output_address, num_out):
+def _one_part(strips, biases, uses_amx, rows_address, num_rows, output_address, num_out, part, num_parts):
     rows = array_at(rows_address, (num_rows, strips.shape[1] * strips.shape[2] // LANES), strips)
     output = array_at(output_address, (num_rows, num_out), strips)
-    product_part(strips, biases, rows, part, num_parts, False, output)
+    product_part(strips, biases, uses_amx, rows, part, num_parts, False, output)
 
 
 @inner()
-def product_part(strips, biases, rows, part, num_parts, is_added, output):
+def product_part(strips, biases, uses_amx, rows, part, num_parts, is_added, output):
     """Multiply all rows with one part of the strips, and write the results to their columns of `output`.
 
     part: number of the part, of num_parts, that the strips are cut into.
     is_added: whether the results, rounded to the dtype, are added to what `output` has.
     """
     strip, end = len(strips) * part // num_parts, len(strips) * (part + 1) // num_parts
+    num_rows = 0
     while strip < end:
-        num_strips = strips_at_once(end - strip)
+        num_strips = strips_at_once(end - strip, uses_amx, len(rows))
         row = 0
         while row < len(rows):
-            row += multiply_some(strips, strip, num_strips, rows, row, biases, output, row, strip * LANES, is_added)
+            where = output, row, strip * LANES, is_added
+            num_rows = multiply_some(strips, strip, num_strips, uses_amx, num_rows, rows, row, biases, *where)
+            row += num_rows
         strip += num_strips
+    if uses_amx:
+        release_tiles()
 
 
 @inner()
-def strips_at_once(num_left):
-    return MOST_STRIPS if num_left >= MOST_STRIPS else 1
+def strips_at_once(num_left, uses_amx, num_rows):
+    """Return with how many strips rows are multiplied at once: MOST_STRIPS or one. Several save reading the rows again;
+    but with AMX one after the other comes faster from memory."""
+    return MOST_STRIPS if num_left >= MOST_STRIPS and not (uses_amx and num_rows <= MOST_TILE_ROWS) else 1
 
 
 @inner()
-def multiply_some(strips, strip, num_strips, rows, row, biases, output, to_row, to_column, is_added):
+def multiply_some(
+    strips, strip, num_strips, uses_amx, num_before, rows, row, biases, output, to_row, to_column, is_added
+):
     """Multiply the next few rows, from index `row` on, with num_strips strips: MOST_STRIPS or one. A strip is a panel
     of the weight matrix: the weights of LANES outputs. Compute all rows before the next strips, so that weights are
     read from memory only once. See `multiply`.
 
-    Returns how many rows were computed.
+    num_before: how many rows the call before this one has computed, 0 for the first: for as many, AMX is set. After the
+        last call with uses_amx follows `release_tiles`.
+
+    Returns how many rows were computed: at most MOST_AT_ONCE.
     """
     num_left = len(rows) - row
+    if uses_amx:
+        num_rows = min(num_left, MOST_TILE_ROWS)
+        if num_rows != num_before:
+            set_tiles(num_rows)
+        if num_strips > 1:
+            multiply_tiles(strips, strip, rows, row, biases, output, to_row, to_column, is_added, num_rows, MOST_STRIPS)
+        else:
+            multiply_tiles(strips, strip, rows, row, biases, output, to_row, to_column, is_added, num_rows, 1)
+        return num_rows
     if num_strips > 1:
         if num_left > 4:
             multiply(strips, strip, rows, row, biases, output, to_row, to_column, is_added, MOST_ROWS, MOST_STRIPS)

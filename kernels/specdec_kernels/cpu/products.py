@@ -7,6 +7,7 @@ a pair of inputs, which an AVX512-BF16 instruction multiplies and adds at once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -80,7 +81,6 @@ def multiply(
         first_bias = builder.mul(strip, index(LANES))
         for s in range(len(strips)):
             column = builder.add(to_column, index(s * LANES))
-            left = builder.sub(width, column)
             bias = load_floats(builder, biases_data, builder.add(first_bias, index(s * LANES)))
 
             def store_rows(mask: Any, s: int = s, column: Any = column, bias: Any = bias) -> None:
@@ -88,13 +88,9 @@ def multiply(
                     with builder.if_then(is_row[i]):
                         place = builder.add(builder.mul(builder.add(to_row, index(i)), width), column)
                         result = builder.fadd(builder.load(row_totals[s]), bias)
-                        _store(builder, result, is_added, mask, builder.gep(output_data, [place]), step.size == 2)
+                        store(builder, result, is_added, mask, builder.gep(output_data, [place]), step.size == 2)
 
-            with builder.if_else(builder.icmp_signed("<", left, index(LANES))) as (is_cut, is_whole):
-                with is_cut:
-                    store_rows(_first_lanes(builder, left))
-                with is_whole:  # masks are slow without AVX-512
-                    store_rows(None)
+            for_columns(builder, column, width, store_rows)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         weight_data, rows_data, biases_data, output_data = (
@@ -115,13 +111,19 @@ def multiply(
     return types.void(*kinds), generate
 
 
-def _first_lanes(builder: Any, count: Any) -> Any:
-    """Return a mask of the first `count` lanes."""
-    numbers = ir.Constant(ir.VectorType(count.type, LANES), list(range(LANES)))
-    return builder.icmp_signed("<", numbers, spread(builder, count))
+def for_columns(builder: Any, column: Any, width: Any, store_rows: Callable[[Any], None]) -> None:
+    """Generate `store_rows` for LANES columns from `column` on: with None where there are as many, and with a mask of
+    those that are there where the width ends before."""
+    left = builder.sub(width, column)
+    with builder.if_else(builder.icmp_signed("<", left, left.type(LANES))) as (is_cut, is_whole):
+        with is_cut:
+            numbers = ir.Constant(ir.VectorType(left.type, LANES), list(range(LANES)))
+            store_rows(builder.icmp_signed("<", numbers, spread(builder, left)))
+        with is_whole:  # masks are slow without AVX-512
+            store_rows(None)
 
 
-def _store(builder: Any, result: Any, is_added: Any, mask: Any, data: Any, is_bfloat: bool) -> None:
+def store(builder: Any, result: Any, is_added: Any, mask: Any, data: Any, is_bfloat: bool) -> None:
     """Round LANES results to the dtype and store those in the mask; None: all. If is_added, add them to what is there
     first."""
     kind, name = (HALVES, "v16i16.p0v16i16") if is_bfloat else (FLOATS, "v16f32.p0v16f32")

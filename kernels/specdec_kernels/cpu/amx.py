@@ -1,0 +1,144 @@
+"""The inner loop of linear layers with AMX, the matrix unit of Intel's processors from Sapphire Rapids on.
+
+It multiplies a tile of MOST_TILE_ROWS input rows with a tile of weights at once: LANES outputs and TILE_INPUTS inputs,
+as they lie in a strip (`products`). So these rows take about as long as one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+from functools import cache
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from specdec_kernels.cpu.calls import call_once
+from specdec_kernels.cpu.lanes import FLOATS, I32, INTS, LANES, array_data, call, features, load_floats
+from specdec_kernels.cpu.products import MOST_STRIPS, for_columns, store
+
+MOST_TILE_ROWS, TILE_INPUTS = 16, 32
+IS_COMPILED = {"amx-tile", "amx-bf16", "avx512bf16"} <= features()
+"""Whether numba compiles for a processor that has the instructions."""
+_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
+"""The system call by which a process asks for the registers, and its arguments (Linux, x86-64)."""
+_INPUT, _WEIGHTS, _NUM_TILES = MOST_STRIPS, MOST_STRIPS + 1, 8
+"""The registers, called tiles, are numbered: the sums of each strip, then the input, then weights, by turns."""
+_BYTES_OF_ROW = 64
+
+
+@cache
+def is_allowed() -> bool:
+    """Whether this process may use the instructions. Linux gives their registers only to processes that ask."""
+    if not IS_COMPILED or sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def set_tiles(typing_context, num_rows):
+    """Prepare this thread for `multiply_tiles` with so many rows, 1 to MOST_TILE_ROWS."""
+    columns = _BYTES_OF_ROW | _BYTES_OF_ROW << 16
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if IS_COMPILED:
+            # 16 numbers of 32 bits: the palette; from the fifth on how many bytes a row has, 16 bits for each tile;
+            # from the 13th on the rows, 8 bits for each tile.
+            sizes: Any = ir.Constant(INTS, [1, 0, 0, 0, *[columns] * 4, *[0] * 8])
+            rows = builder.trunc(args[0], I32)
+            sizes = builder.insert_element(sizes, builder.mul(rows, I32(0x01010101)), I32(12))
+            sizes = builder.insert_element(sizes, builder.or_(rows, I32(MOST_TILE_ROWS * 0x01010100)), I32(13))
+            made = cgutils.alloca_once(builder, INTS)
+            builder.store(sizes, made)
+            call(builder, "llvm.x86.ldtilecfg", ir.VoidType(), _bytes_at(builder, made))
+        return context.get_dummy_value()
+
+    return types.void(types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def release_tiles(typing_context):
+    """Undo `set_tiles`, so that the system need not keep the registers."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if IS_COMPILED:
+            call(builder, "llvm.x86.tilerelease", ir.VoidType())
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
+@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
+def multiply_tiles(
+    typing_context, weight, strip, rows, row, biases, output, to_row, to_column, is_added, num_rows, num_strips
+):
+    """Do what `products.multiply` does, for weights in bfloat16 and a multiple of TILE_INPUTS inputs. Each row is
+    summed in an order of its own, which no other row changes; it is not the order of `products.multiply`.
+
+    num_rows: as given to `set_tiles` before. All of them are there.
+    num_strips: a literal, at most MOST_STRIPS.
+    """
+
+    def body(builder: Any, weight_data: Any, num_steps: Any, strip: Any, *args: Any) -> None:
+        rows_data, row, biases_data, output_data, width, to_row, to_column, is_added, num_rows = args
+        index, strips = num_steps.type, range(num_strips.literal_value)
+        row_len = builder.mul(num_steps, index(2))
+        strip_len = builder.mul(row_len, index(LANES))
+        given = builder.gep(rows_data, [builder.mul(row, row_len)])
+        weights = [builder.gep(weight_data, [builder.mul(builder.add(strip, index(s)), strip_len)]) for s in strips]
+        for s in strips:
+            call(builder, "llvm.x86.tilezero", ir.VoidType(), _tile(s))
+        with cgutils.for_range_slice(builder, index(0), row_len, index(TILE_INPUTS), index) as (i, _):
+            _load(builder, _INPUT, builder.gep(given, [i]), builder.mul(row_len, index(2)))
+            for s in strips:
+                tile = _WEIGHTS + s % (_NUM_TILES - _WEIGHTS)
+                _load(builder, tile, builder.gep(weights[s], [builder.mul(i, index(LANES))]), index(_BYTES_OF_ROW))
+                call(builder, "llvm.x86.tdpbf16ps", ir.VoidType(), _tile(s), _tile(_INPUT), _tile(tile))
+        sums = cgutils.alloca_once(builder, FLOATS, size=I32(MOST_TILE_ROWS * len(strips)))
+        for s in strips:
+            data = _bytes_at(builder, builder.gep(sums, [I32(s * MOST_TILE_ROWS)]))
+            call(builder, "llvm.x86.tilestored64", ir.VoidType(), _tile(s), data, index(_BYTES_OF_ROW))
+        first_bias = builder.mul(strip, index(LANES))
+        for s in strips:
+            column = builder.add(to_column, index(s * LANES))
+            bias = load_floats(builder, biases_data, builder.add(first_bias, index(s * LANES)))
+
+            def store_rows(mask: Any, s: int = s, column: Any = column, bias: Any = bias) -> None:
+                with cgutils.for_range(builder, num_rows) as loop:
+                    total = builder.load(builder.gep(sums, [builder.add(loop.index, index(s * MOST_TILE_ROWS))]))
+                    place = builder.add(builder.mul(builder.add(to_row, loop.index), width), column)
+                    to = builder.gep(output_data, [place])
+                    store(builder, builder.fadd(total, bias), is_added, mask, to, is_bfloat=True)
+
+            for_columns(builder, column, width, store_rows)
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        if IS_COMPILED and weight.dtype == types.uint16:
+            weight_data, rows_data, biases_data, output_data = (
+                array_data(context, builder, signature, args, i) for i in (0, 2, 4, 5)
+            )
+            shapes = [context.make_array(signature.args[i])(context, builder, args[i]).shape for i in (0, 5)]
+            num_steps, width = (builder.extract_value(each, 1) for each in shapes)
+            name, given = f"multiply_tiles_{num_strips.literal_value}", (weight_data, num_steps, args[1], rows_data)
+            call_once(builder, name, body, *given, args[3], biases_data, output_data, width, *args[6:10])
+        return context.get_dummy_value()
+
+    places = types.intp, types.intp, types.boolean, types.intp
+    return types.void(weight, types.intp, rows, types.intp, biases, output, *places, num_strips), generate
+
+
+def _load(builder: Any, tile: int, data: Any, stride: Any) -> None:
+    """stride: bytes from row to row."""
+    call(builder, "llvm.x86.tileloadd64", ir.VoidType(), _tile(tile), _bytes_at(builder, data), stride)
+
+
+def _tile(number: int) -> Any:
+    return ir.IntType(8)(number)
+
+
+def _bytes_at(builder: Any, data: Any) -> Any:
+    return builder.bitcast(data, cgutils.voidptr_t)

@@ -129,7 +129,7 @@ class CostCurve:
         measured = [i for i, at in enumerate(self._measured_at) if at > last]
         means = {i: self._recent[i].mean(self._num_steps, NUM_NEEDED) for i in measured}
         fresh = {i: ratio for i, ratio in means.items() if ratio is not None}
-        rare = {i: ratio for i in measured if i not in fresh and (ratio := self._of_few(i)) is not None}
+        rare = {i: ratio for i in measured if i not in fresh and (ratio := self._ratio_of_few(i)) is not None}
         if not fresh and not rare:
             return
         changes = {i: ratio / self._ratios[i] for i, ratio in fresh.items() if i in self._ratios}
@@ -148,7 +148,7 @@ class CostCurve:
         of_each = np.interp(self._logs, np.log(self._sizes[known]), [self._ratios[i] for i in known])
         self.seconds = _never_falling(self._base * np.concatenate([of_each[:1], of_each]))
 
-    def _of_few(self, nearest: int) -> float | None:
+    def _ratio_of_few(self, nearest: int) -> float | None:
         """The ratio of a bin that had fewer steps lately than are needed; None: too little is known."""
         newest, size = self._newest[nearest], self._sizes[nearest]
         last = newest[-1] * self.load

@@ -26,7 +26,7 @@ from specdec_core.engine.grammars import Grammars
 from specdec_core.engine.logprobs import TokenTexts
 from specdec_core.engine.loss_watch import LossWatch
 from specdec_core.engine.measuring import measure_steps
-from specdec_core.engine.memory import trying_out
+from specdec_core.engine.memory import explaining_lack_of_memory
 from specdec_core.engine.named_proposer import NamedProposer
 from specdec_core.engine.plugin_errors import building
 from specdec_core.engine.recurrent import RequestStates
@@ -183,7 +183,7 @@ def _built(
         num_kv_blocks=design.memory.num_blocks,
         sharing=shared,
     )
-    with ExitStack() as failing, trying_out(design.memory, config):
+    with ExitStack() as failing, explaining_lack_of_memory(design.memory, config):
         failing.callback(speculation.abandon)
         if device.type != "cpu":
             for model, expected in to_capture:

@@ -175,7 +175,7 @@ def _check(memory: MemoryPlan, left_bytes: int, num_speculative_tokens: int, dev
 
 
 @contextmanager
-def trying_out(memory: MemoryPlan, config: EngineConfig) -> Iterator[None]:
+def explaining_lack_of_memory(memory: MemoryPlan, config: EngineConfig) -> Iterator[None]:
     """A context of the first steps. If a GPU's memory runs out there, an error says what to lower."""
     try:
         yield

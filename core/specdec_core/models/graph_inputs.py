@@ -179,7 +179,7 @@ class Inputs:
         """All that was read but block tables, padding included."""
         return tuple(each.clone() for each in self._all())
 
-    def are(self, copied: Tensors) -> torch.Tensor:
+    def match(self, copied: Tensors) -> torch.Tensor:
         """Whether what was read has the same bits, bool []."""
         return have_same_bits(self._all(), copied)
 

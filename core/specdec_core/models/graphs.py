@@ -58,7 +58,7 @@ class Graph:
         """Replay, to compare the results, which the next replay overwrites. Returns also whether the inputs are those
         of the last try, bool []."""
         results = self._replay(call)
-        is_repeated = self.inputs.are(self.tried)
+        is_repeated = self.inputs.match(self.tried)
         self.tried = self.inputs.copied()
         return results, is_repeated
 
@@ -123,13 +123,13 @@ class Graphs:
     def __init__(self, run: Run, what: str, pool: Pool | None = None, max_model_len: int = 0) -> None:
         self._run, self._what, self.pool = run, what, pool or Pool()
         self._num_keys = 0  # for which block tables are wide enough
-        self.expect(max_model_len)
+        self.allow_length(max_model_len)
         self._graphs: dict[Shape, Graph] = {}
         self._refused: dict[Shape, str] = {}  # and why
         self.is_off = False
         self.num_calls = self.num_replayed = self.num_tried = 0
 
-    def expect(self, max_model_len: int) -> None:
+    def allow_length(self, max_model_len: int) -> None:
         """Make graphs' block tables wide enough for requests of this length, up to LEAST_KEYS."""
         self._num_keys = max(self._num_keys, min(max_model_len, LEAST_KEYS))
 

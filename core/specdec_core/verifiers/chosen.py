@@ -8,6 +8,10 @@ from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.verifier import RandomSource, Verdict
 from specdec_core.verifiers.accepted_and_bonus import follow, walk
 
+MOST_IN_A_LEVEL = 2**17
+"""Logits after the draft tokens of a level. If there are no more, a CPU draws tokens at all rows as fast as it finds
+those rows that the paths reach."""
+
 
 class ChosenVerifier:
     """Draws the target's own token after the root (a request's last token) and after every accepted draft token, and
@@ -20,7 +24,9 @@ class ChosenVerifier:
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         layout = draft.layout
-        if not draft.num_nodes or (draft.is_chain and logits.device.type != "cpu"):  # no row is saved by walking
+        # On a GPU, walking a chain saves no row.
+        is_cheap = draft.num_nodes * logits.shape[1] <= MOST_IN_A_LEVEL * draft.max_depth
+        if is_cheap if logits.device.type == "cpu" else draft.is_chain or not draft.num_nodes:
             return follow(_drawn(logits, random, layout.row_requests, layout.row_depths), draft)
         return draw_path(logits, draft, random, torch.arange(draft.batch_size, device=logits.device))
 

@@ -11,6 +11,7 @@ from attention_checks import DTYPES, TREE, assert_as_alone, assert_right, comput
 from hypothesis import given, settings, strategies as st
 from passes import Heads, Request, make_pass, passes
 
+from specdec_core.models import graph_memory
 from specdec_kernels.gpu import OPS, attention as kernel
 
 attention = OPS["paged_attention"]
@@ -65,3 +66,7 @@ def test_nothing_is_written_where_there_is_no_slot(slot: int) -> None:
     caches = [torch.zeros(11, 2, 7) for _ in range(2)]
     OPS["store_kv"](*caches, torch.tensor([slot]), torch.ones(1, 2, 7), torch.ones(1, 2, 7))
     assert not any(cache.any() for cache in caches)
+
+
+def test_the_memory_plan_counts_its_partial_results() -> None:
+    assert (graph_memory.PART_KEYS, graph_memory.PARTIAL_BYTES) == (kernel.PART, kernel.MOST_PARTIAL_BYTES)

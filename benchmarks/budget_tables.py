@@ -87,6 +87,7 @@ def overview(record: dict[str, Any]) -> str:
 
 def headline(record: dict[str, Any]) -> str:
     """The README's headline: the speed-ups of `suffix` on edits, one request at a time."""
+    machine = record["machine"]
     ups = {
         row["temperature"]: row["median"]
         for row in final_rows(record)
@@ -94,8 +95,8 @@ def headline(record: dict[str, Any]) -> str:
     }
     return (
         f"**With the suffix-tree drafter, the engine edits code {ups[0]:.2f} times as fast as plain decoding\n"
-        f"when greedy, and {ups[1]:.2f} times at temperature 1** (one request at a time, a model of 10M parameters, "
-        f"{record['machine']['threads']} CPU cores).\n[The table](#methods) has other methods."
+        f"when greedy, and {ups[1]:.2f} times at temperature 1** (one request at a time, a model of 10M parameters,\n"
+        f"{machine['threads']} cores of {machine['processor']}). [The table](#methods) has other methods."
     )
 
 

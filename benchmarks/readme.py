@@ -383,6 +383,16 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
 results file."""
 
 
+def read(path: Path) -> dict[str, Any]:
+    """Read results, and name the processor as its maker does."""
+    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    machine = record.get("machine", {})
+    if "processor" in machine:
+        name = machine["processor"].replace("(R)", "").removesuffix(" Processor")
+        machine["processor"] = f"{name} with AMX" if machine.get("amx") else name
+    return record
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true")
@@ -393,7 +403,7 @@ def main() -> None:
         begin = f"<!-- measured: {name} -->"
         if begin not in before and not result.exists():
             continue  # not measured yet
-        whole = f"{begin}\n\n{table(json.loads(result.read_text(encoding='utf-8')))}\n\n{END}"
+        whole = f"{begin}\n\n{table(read(result))}\n\n{END}"
         after = re.sub(f"{begin}.*?{END}", whole.replace("\\", r"\\"), before, flags=re.DOTALL)
         if check and (after != before or begin not in before):
             sys.exit(f"{document} does not say what {result.name} says: run python benchmarks/readme.py")

@@ -21,11 +21,13 @@ from specdec_core.ops import OUTSIDE_OF_LAYERS, REFERENCE, resolve
 from specdec_kernels.cpu import OPS, lanes
 
 CPU = torch.device("cpu")
+LEFT = {*OUTSIDE_OF_LAYERS} - {"draw"}
+"""Operations that it does not have for a CPU."""
 
 
 def test_it_is_found_as_a_plugin() -> None:
     assert entry_points(group="specdec")["kernels"].load() is specdec_kernels
-    assert set(specdec_kernels.specdec_ops("cpu").ops) == set(REFERENCE) - set(OUTSIDE_OF_LAYERS)
+    assert set(specdec_kernels.specdec_ops("cpu").ops) == set(REFERENCE) - LEFT
     assert specdec_kernels.specdec_ops("mps") is None
 
 
@@ -42,12 +44,12 @@ def resolved(dtype: torch.dtype, dtype_of_cache: torch.dtype) -> dict:
 @pytest.mark.parametrize("dtype", lanes.NEEDED, ids=str)
 def test_it_is_used_for_the_types_that_it_takes(dtype: torch.dtype) -> None:
     needing = () if lanes.is_supported(dtype) else ("pack_linear", "fuse_layers")
-    assert resolved(dtype, dtype) == OPS | {name: REFERENCE[name] for name in (*OUTSIDE_OF_LAYERS, *needing)}
+    assert resolved(dtype, dtype) == OPS | {name: REFERENCE[name] for name in (*LEFT, *needing)}
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64], ids=str)
 def test_other_types_are_left_to_the_reference(dtype: torch.dtype) -> None:
-    assert resolved(dtype, dtype) == REFERENCE
+    assert resolved(dtype, dtype) == REFERENCE | {"draw": OPS["draw"]}
     mixed = resolved(torch.float32, dtype)
     assert [mixed[name] for name in ("paged_attention", "store_kv")] == [
         REFERENCE[name] for name in ("paged_attention", "store_kv")

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import prange
 
 from specdec_core import compiled, ops
 from specdec_kernels.cpu.bits import inner
-from specdec_kernels.cpu.threads import WORTH_A_THREAD, in_parallel
 
 PART, NUM_SUMS = 512, 8
 """Weights of a part, and how many sums of it are computed side by side: each addition waits for the one before."""
@@ -20,12 +18,7 @@ def draw(weights: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     if weights.dtype != torch.float32:
         return ops.REFERENCE["draw"](weights, uniform)
     tokens = torch.empty(len(weights), dtype=torch.int64)
-    num_parts = torch.get_num_threads() if weights.numel() > WORTH_A_THREAD else 1
-    args = weights.contiguous().numpy(), uniform.contiguous().numpy(), tokens.numpy(), num_parts
-    if num_parts == 1:
-        _draw(*args)
-    else:
-        in_parallel(_draw_in_parts, *args)
+    _draw(weights.contiguous().numpy(), uniform.contiguous().numpy(), tokens.numpy())
     return tokens
 
 
@@ -67,14 +60,7 @@ def _draw_row(weights, uniform):
     return token
 
 
-@compiled("(f4[:,::1], f8[::1], i8[::1], i8)")
-def _draw(weights, uniform, tokens, num_parts):
+@compiled("(f4[:,::1], f8[::1], i8[::1])")
+def _draw(weights, uniform, tokens):
     for row in range(len(weights)):
         tokens[row] = _draw_row(weights[row], uniform[row])
-
-
-@compiled("(f4[:,::1], f8[::1], i8[::1], i8)", parallel=True)
-def _draw_in_parts(weights, uniform, tokens, num_parts):
-    for part in prange(num_parts):
-        for row in range(len(weights) * part // num_parts, len(weights) * (part + 1) // num_parts):
-            tokens[row] = _draw_row(weights[row], uniform[row])

@@ -53,9 +53,13 @@ reading_the_host.most = 0
 
 
 def roughly_the_same(found: Any, expected: Any) -> torch.Tensor:
-    """A CPU's matrix products sum in other orders for other numbers of rows."""
-    pairs = zip(found, expected, strict=True)
-    return torch.stack([torch.isclose(a, b, rtol=1e-4, atol=1e-4).all() for a, b in pairs]).all()
+    """A CPU's matrix products sum in other orders for other numbers of rows, which shows in the last bits of a tensor's
+    largest numbers."""
+
+    def are_close(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return ((a - b).abs() <= 1e-5 * b.abs().amax()).all() if b.numel() else torch.tensor(True, device=b.device)
+
+    return torch.stack([are_close(a, b) for a, b in zip(found, expected, strict=True)]).all()
 
 
 @pytest.fixture(autouse=True)

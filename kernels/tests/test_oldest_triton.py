@@ -14,14 +14,16 @@ KERNELS = Path(__file__).parents[1]
 OLDEST = Path(sys.prefix, "oldest")
 DAILY, NIGHTLY = (
     tuple(f"gpu/test_{name}.py" for name in names.split())
-    for names in ("compaction drawing elementwise likeliest truncation", "penalties residuals top_tokens verifiers")
+    for names in ("compaction elementwise likeliest truncation", "penalties residuals top_tokens verifiers")
 )
+BOTH = ("test_drawing.py",)
+"""Of both devices."""
 MORE = ("gpu/test_attention.py", "gpu/test_linear.py", "gpu/test_compiling.py")
 
 
 @pytest.mark.skipif(not (OLDEST / "triton").exists(), reason="`make setup` has not installed it")
 @pytest.mark.parametrize(
-    "tests", [DAILY, MORE, pytest.param(NIGHTLY, marks=pytest.mark.nightly)], ids=["small", "large", "more"]
+    "tests", [DAILY + BOTH, MORE, pytest.param(NIGHTLY, marks=pytest.mark.nightly)], ids=["small", "large", "more"]
 )
 def test_kernels_with_the_oldest_triton(tests: tuple[str, ...], tmp_path: Path) -> None:
     declared = re.search(r"triton>=([0-9.]+)", (KERNELS / "pyproject.toml").read_text(encoding="utf-8"))

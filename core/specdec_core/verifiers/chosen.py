@@ -9,8 +9,8 @@ from specdec_core.contracts.verifier import RandomSource, Verdict
 from specdec_core.verifiers.accepted_and_bonus import follow, walk
 
 MOST_IN_A_LEVEL = 2**17
-"""Logits after the draft tokens of a level. If there are no more, a CPU draws tokens at all rows as fast as it finds
-those rows that the paths reach."""
+"""Logits at the draft tokens of one level, all requests together. Up to this many, a CPU draws a token at every row in
+less time than it takes to find the rows that the accepted paths reach."""
 
 
 class ChosenVerifier:
@@ -24,9 +24,11 @@ class ChosenVerifier:
 
     def verify(self, logits: torch.Tensor, draft: Draft, random: RandomSource) -> Verdict:
         layout = draft.layout
-        # On a GPU, walking a chain saves no row.
-        is_cheap = draft.num_nodes * logits.shape[1] <= MOST_IN_A_LEVEL * draft.max_depth
-        if is_cheap if logits.device.type == "cpu" else draft.is_chain or not draft.num_nodes:
+        if logits.device.type == "cpu":
+            draws_at_all_rows = draft.num_nodes * logits.shape[1] <= MOST_IN_A_LEVEL * draft.max_depth
+        else:
+            draws_at_all_rows = draft.is_chain or not draft.num_nodes  # walking would save no row
+        if draws_at_all_rows:
             return follow(_drawn(logits, random, layout.row_requests, layout.row_depths), draft)
         return draw_path(logits, draft, random, torch.arange(draft.batch_size, device=logits.device))
 

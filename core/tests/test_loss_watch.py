@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,21 @@ import pytest
 from good_proposers import NoOptions, offer
 
 from specdec_core import LLM, Draft, Plugins, Proposer, SamplingParams, StepReport, hookimpl
+from specdec_core.engine import step_report
 from specdec_core.engine.loss_watch import NUM_BETWEEN, NUM_PLAIN, NUM_STEPS, LossWatch
 from specdec_testing import tiny_target
 
 WARNING = "drafting is a loss here"
+
+
+class Clock:
+    """The engine's time: it passes while it is asked for and while `Wrong` drafts, however busy the machine is."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        Clock.now += 0.001
+        return Clock.now
 
 
 class Wrong(Proposer):
@@ -25,7 +35,7 @@ class Wrong(Proposer):
 
     def propose(self, batch: Any) -> Draft:
         self.num_drafts += 1
-        time.sleep(0.02)
+        Clock.now += 0.02
         pairs = zip(batch.requests, batch.max_draft_tokens, strict=True)
         return Draft.from_chains([[int(request.token_ids[-1])] * min(2, most) for request, most in pairs])
 
@@ -106,7 +116,10 @@ def test_steps_of_other_batch_sizes_are_compared_alone(caplog: pytest.LogCapture
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_an_engine_warns(adaptive: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_warns(
+    adaptive: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(step_report, "perf_counter", Clock())
     params = SamplingParams(temperature=0, max_tokens=NUM_STEPS + (NUM_PLAIN + 3) * NUM_BETWEEN, ignore_eos=True)
     config = {"method": "wrong", "num_speculative_tokens": 2, "adaptive_draft_length": adaptive}
     prompt = {"prompt_token_ids": [5, 6, 7]}

@@ -228,6 +228,17 @@ def linear_layers(record: dict[str, Any]) -> str:
     return "\n".join([f"{machine['threads']} threads of {machine['processor']}.", "", *lines])
 
 
+def attention(record: dict[str, Any]) -> str:
+    names = list(record["rows"][0]["us"])
+    head = f"| heads | requests | tokens of each | context | {' | '.join(names)} |"
+    lines = [head, "|---|---|---|---|" + "---|" * len(names)]
+    for row in record["rows"]:
+        heads = "{} ({}) of {}".format(*row["heads"])
+        shown = " | ".join(f"{us:.0f}" for us in row["us"].values())
+        lines.append(f"| {heads} | {row['batch']} | {row['num_tokens']} | {row['context']} | {shown} |")
+    return "\n".join(lines)
+
+
 def verifiers(record: dict[str, Any]) -> str:
     accepted = record["accepted"]
     names = list(next(iter(next(iter(accepted.values())).values())))
@@ -359,6 +370,7 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/performance.md", "engines, methods", engines_methods),
     ("docs/performance.md", "step_profile", step_profile),
     ("docs/performance.md", "linear_layers", linear_layers),
+    ("docs/performance.md", "attention", attention),
     ("docs/benchmarks.md", "learned", learned),
     ("docs/performance.md", "learned, by position", learned_positions),
     ("docs/benchmarks.md", "vllm_acceptance", vllm_acceptance),

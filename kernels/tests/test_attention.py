@@ -5,42 +5,75 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import numba
 import pytest
 import torch
-from attention_checks import DTYPES, TREE, assert_as_alone, assert_right, features
+from attention_checks import DTYPES, TREE, Attention, assert_as_alone, assert_right, features
 from backends import on_each_device
 from hypothesis import given, settings, strategies as st
 from passes import Heads, Request, make_pass, passes
 
 from specdec_core.contracts.draft import DEAD
 from specdec_core.ops import REFERENCE
-from specdec_kernels.cpu import OPS
+from specdec_kernels.cpu import OPS, amx
 
 attention, reference = OPS["paged_attention"], REFERENCE["paged_attention"]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def without_amx(*args: Any, **features: Any) -> torch.Tensor:
+    with mock.patch.object(amx, "serves", return_value=False):
+        return attention(*args, **features)
+
+
+WAYS = pytest.mark.parametrize(
+    ("dtype", "attention"),
+    [
+        *(pytest.param(dtype, attention, id=str(dtype)) for dtype in DTYPES),
+        pytest.param(
+            torch.bfloat16,
+            without_amx,
+            marks=pytest.mark.skipif(not amx.is_allowed(), reason="this CPU lacks AMX"),
+            id="bfloat16 without AMX",
+        ),
+    ],
+)
+
+
+@WAYS
 @settings(max_examples=25, deadline=None)
 @given(data=st.data(), wanted=features())
-def test_it_agrees_with_the_reference(dtype: torch.dtype, data: Any, wanted: dict) -> None:
+def test_it_agrees_with_the_reference(dtype: torch.dtype, attention: Attention, data: Any, wanted: dict) -> None:
     assert_right(attention, data.draw(passes(dtype)), wanted)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@WAYS
 @settings(max_examples=12, deadline=None)
 @given(data=st.data(), wanted=features())
-def test_a_token_gets_the_bits_that_it_gets_when_decoded_alone(dtype: torch.dtype, data: Any, wanted: dict) -> None:
+def test_a_token_gets_the_bits_that_it_gets_when_decoded_alone(
+    dtype: torch.dtype, attention: Attention, data: Any, wanted: dict
+) -> None:
     block_size = data.draw(st.sampled_from([2, 16]))
     assert_as_alone(attention, data.draw(passes(dtype)), wanted, block_size, lambda number: [*range(number)])
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_long_prefills_agree_with_the_reference(dtype: torch.dtype) -> None:
+@WAYS
+def test_long_prefills_agree_with_the_reference(dtype: torch.dtype, attention: Attention) -> None:
     made = make_pass([Request(30, 100), Request(40, 1, TREE), Request(0, 65)], dtype=dtype, num_padding=5)
     found = attention(*made.features, 0.3)
     torch.testing.assert_close(found, reference(*made.features, 0.3), rtol=2**-7, atol=4e-3)
+
+
+@WAYS
+@pytest.mark.parametrize("window", [None, 50])
+@pytest.mark.parametrize("heads", [Heads(2, 2, 64, 64), Heads(1, 3, 32, 96), Heads(1, 20, 64, 48)], ids=str)
+def test_whole_tiles_of_many_queries(
+    heads: Heads, window: int | None, dtype: torch.dtype, attention: Attention
+) -> None:
+    made = make_pass([Request(30, 40), Request(300, 1, TREE), Request(77, 9)], heads, dtype=dtype)
+    assert_right(attention, made, {"window": window})
+    assert_as_alone(attention, made, {"window": window}, 16, lambda number: [0, 3, number - 1])
 
 
 @pytest.fixture

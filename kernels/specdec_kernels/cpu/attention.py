@@ -13,6 +13,7 @@ from attrs import frozen
 
 from specdec_core import compiled, ops
 from specdec_core.ops.attention_plan import AttentionPlan
+from specdec_kernels.cpu import amx
 from specdec_kernels.cpu.attend import address_of_attend, attend_in_parts, attend_part
 from specdec_kernels.cpu.bits import LIKE, array_at, inner
 from specdec_kernels.cpu.paths import lay_out
@@ -52,6 +53,7 @@ def paged_attention(
         paths.chunks,
         paths.paths,
         paths.places,
+        int(amx.serves(query.dtype)),
         float(scaling),
         window or 0,
         float(softcap or 0),

@@ -13,6 +13,7 @@ from attrs import frozen
 
 from specdec_core.ops.attention_plan import AttentionPlan
 from specdec_core.ops.decoder import NORMS, PRODUCTS, Angles, Cache, DecoderLayer, Norm
+from specdec_kernels.cpu import amx
 from specdec_kernels.cpu.activations import ACTIVATIONS
 from specdec_kernels.cpu.attention import paths_of
 from specdec_kernels.cpu.bits import LIKE
@@ -78,6 +79,7 @@ class FusedLayers:
     def _fill(self, row: Any, layer: DecoderLayer) -> None:
         for name in ("num_heads", "num_kv_heads", "head_dim", "rope", "scaling"):
             row[name] = getattr(layer, name)
+        row["attends_by_amx"] = amx.serves(layer.query_key_value.dtype)  # type: ignore[attr-defined]
         row["activation"] = ACTIVATIONS[layer.activation]
         row["window"] = layer.features.get("window") or 0
         row["softcap"] = layer.features.get("softcap") or 0.0

@@ -32,7 +32,7 @@ NORM = np.dtype([("weight", np.int64), ("width", np.int64), ("eps", np.float64),
 LAYER = np.dtype(
     [(name, np.int64) for name in ("num_heads", "num_kv_heads", "head_dim", "rope", "activation", "window")]
     + [(name, np.int64) for name in ("num_slots", "keys", "key_stride", "values", "value_stride")]
-    + [(name, np.int64) for name in ("sinks", "num_sinks", "copy")]
+    + [(name, np.int64) for name in ("sinks", "num_sinks", "copy", "attends_by_amx")]
     + [(name, np.float64) for name in ("scaling", "softcap")]
     + [(name, PRODUCT) for name in PRODUCTS]
     + [(name, NORM) for name in NORMS]
@@ -221,6 +221,7 @@ def _attend(function, layer, part, num_parts, like, heads_at, attended_at, num_t
     strides = layer["query_key_value"]["num_out"], layer["key_stride"], layer["value_stride"]
     shape = num_tokens, layer["num_slots"], num_heads, num_kv_heads, head_dim, head_dim
     features = (
+        layer["attends_by_amx"],
         layer["scaling"],
         layer["window"],
         layer["softcap"],

@@ -11,7 +11,7 @@ from numba import prange
 
 from specdec_core import compiled, ops
 from specdec_kernels.cpu import amx
-from specdec_kernels.cpu.amx import MOST_TILE_ROWS, TILE_INPUTS, multiply_tiles, release_tiles, set_tiles
+from specdec_kernels.cpu.amx import MOST_TILE_ROWS, TILE_INPUTS, multiply_tiles, release_tiles, set_product_tiles
 from specdec_kernels.cpu.bits import array_at, as_array, inner
 from specdec_kernels.cpu.lanes import LANES, is_supported
 from specdec_kernels.cpu.products import MOST_ROWS, MOST_STRIPS, multiply
@@ -49,7 +49,7 @@ class PackedProduct:
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
         self.num_out, self.num_in = weight.shape
         self.dtype = weight.dtype
-        self.uses_amx = weight.dtype == torch.bfloat16 and self.num_in % TILE_INPUTS == 0 and amx.is_allowed()
+        self.uses_amx = self.num_in % TILE_INPUTS == 0 and amx.serves(weight.dtype)
         inputs_per_step = _inputs_per_step(weight.dtype)
         num_strips, num_steps = -(-self.num_out // LANES), self.num_in // inputs_per_step
         padded = weight.new_zeros(num_strips * LANES, self.num_in)
@@ -145,7 +145,7 @@ def multiply_some(
     if uses_amx:
         num_rows = min(num_left, MOST_TILE_ROWS)
         if num_rows != num_before:
-            set_tiles(num_rows)
+            set_product_tiles(num_rows)
         if num_strips > 1:
             multiply_tiles(strips, strip, rows, row, biases, output, to_row, to_column, is_added, num_rows, MOST_STRIPS)
         else:

@@ -10,7 +10,7 @@ One instruction multiplies and adds pairs of bfloat16. Weights are therefore rou
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -60,26 +60,26 @@ def transpose_tile(typing_context, cache, where, width, transposed):
     def body(builder: Any, cache_data: Any, places_data: Any, *args: Any) -> None:
         stride, offset, width, transposed_data = args
         index = width.type
-        keys = [_at(builder, cache_data, places_data, index(j), stride, offset) for j in range(TILE)]
+        keys = [row_at(builder, cache_data, places_data, index(j), stride, offset) for j in range(TILE)]
         with cgutils.for_range_slice(builder, index(0), width, index(step.size * REGISTER), index) as (d, _):
             start = builder.mul(d, index(TILE))
             for first in range(0, TILE, REGISTER):
                 square = [lanes_at(builder, key, d, _SQUARE) for key in keys[first : first + REGISTER]]
-                rows = _transposed(builder, [builder.load(row, align=4) for row in square])
+                rows = transposed_square(builder, [builder.load(row, align=4) for row in square])
                 for i, row in enumerate(rows):
                     to = builder.add(start, index((i * TILE + first) * step.size))
                     builder.store(row, lanes_at(builder, transposed_data, to, _SQUARE), align=4)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         cache_data, transposed_data = (array_data(context, builder, signature, args, i) for i in (0, 3))
-        located = _unpacked(context, builder, where, args[1])
+        located = unpacked(context, builder, where, args[1])
         call_once(builder, f"transpose_tile_{cache.dtype}", body, cache_data, *located, args[2], transposed_data)
         return context.get_dummy_value()
 
     return types.void(cache, where, types.intp, transposed), generate
 
 
-def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+def transposed_square(builder: Any, rows: list[Any]) -> list[Any]:
     """Transpose a square of registers: swap quarters of ever larger squares."""
     distance, lanes = 1, range(REGISTER)
     kind = ir.VectorType(I32, REGISTER)
@@ -131,7 +131,7 @@ def dot_tile(typing_context, queries, width, start, end, transposed, scaling, sc
             name, body = f"dot_tile_{transposed.dtype}_{number}", partial(some_queries, number)
             call_once(builder, name, body, first, width, transposed_data, scaling, to, row_len)
 
-        _in_groups(builder, start, end, call)
+        in_groups(builder, start, end, call)
         return context.get_dummy_value()
 
     ints = [types.intp] * 3
@@ -163,7 +163,7 @@ def add_tile(typing_context, weights, row_len, column, start, end, cache, where,
             totals = [[variable(builder, load_floats(builder, each, at)) for at in steps] for each in outputs]
             with cgutils.for_range_slice(builder, index(0), num_values, index(step.size), index) as (j, _):
                 places = [builder.add(j, index(i)) for i in range(step.size)]
-                data = [_at(builder, cache_data, places_data, place, stride, offset) for place in places]
+                data = [row_at(builder, cache_data, places_data, place, stride, offset) for place in places]
                 found = interleaved(builder, data, d, num_vectors, step)
                 for row, row_totals in zip(rows, totals, strict=True):
                     weight = spread_step(builder, row, j, step)
@@ -175,13 +175,13 @@ def add_tile(typing_context, weights, row_len, column, start, end, cache, where,
 
         strip = _STRIPS[number]
         whole = builder.sub(width, builder.srem(width, index(strip * LANES)))
-        _for_strips(builder, index(0), whole, strip, add_strip)
-        _for_strips(builder, whole, width, 1, add_strip)
+        for_strips(builder, index(0), whole, strip, add_strip)
+        for_strips(builder, whole, width, 1, add_strip)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         _, row_len, column, start, end, _, _, num_values, _, width = args
         weights_data, cache_data, output_data = (array_data(context, builder, signature, args, i) for i in (0, 5, 8))
-        located = _unpacked(context, builder, where, args[6])
+        located = unpacked(context, builder, where, args[6])
 
         def call(number: int, i: Any) -> None:
             first = builder.gep(weights_data, [builder.add(builder.mul(i, row_len), column)])
@@ -189,16 +189,20 @@ def add_tile(typing_context, weights, row_len, column, start, end, cache, where,
             name, body = f"add_tile_{cache.dtype}_{number}", partial(some_queries, number)
             call_once(builder, name, body, first, row_len, cache_data, *located, num_values, to, width)
 
-        _in_groups(builder, start, end, call)
+        in_groups(builder, start, end, call)
         return context.get_dummy_value()
 
     ints = [types.intp] * 4
     return types.void(weights, *ints, cache, where, types.intp, output, types.intp), generate
 
 
-def _in_groups(builder: Any, start: Any, end: Any, call: Callable[[int, Any], None]) -> None:
-    """Generate calls for queries start to end - 1: for as many as possible at a time, then for those that are left."""
-    for number in _STRIPS:
+def in_groups(
+    builder: Any, start: Any, end: Any, call: Callable[[int, Any], None], numbers: Iterable[int] = _STRIPS
+) -> None:
+    """Generate calls for queries start to end - 1: for as many as possible at a time, then for those that are left.
+
+    numbers: for how many at a time calls are generated, from the most to one."""
+    for number in numbers:
         size = start.type(number)
         past = builder.add(start, builder.mul(builder.sdiv(builder.sub(end, start), size), size))
         with cgutils.for_range_slice(builder, start, past, size, start.type) as (i, _):
@@ -206,7 +210,7 @@ def _in_groups(builder: Any, start: Any, end: Any, call: Callable[[int, Any], No
         start = past
 
 
-def _for_strips(builder: Any, start: Any, stop: Any, num_vectors: int, body: Callable[[Any, int], None]) -> None:
+def for_strips(builder: Any, start: Any, stop: Any, num_vectors: int, body: Callable[[Any, int], None]) -> None:
     with cgutils.for_range_slice(builder, start, stop, start.type(num_vectors * LANES), start.type) as (d, _):
         body(d, num_vectors)
 
@@ -221,28 +225,28 @@ def prefetch_tile(typing_context, cache, where, width):
         kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, I32, I32, I32])
         prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
         with cgutils.for_range(builder, index(TILE)) as loop:
-            data = _at(builder, cache_data, places_data, loop.index, stride, offset)
+            data = row_at(builder, cache_data, places_data, loop.index, stride, offset)
             with cgutils.for_range_slice(builder, index(0), width, index(step), index) as (d, _):
                 line = builder.bitcast(builder.gep(data, [d]), cgutils.voidptr_t)
                 builder.call(prefetch, [line, I32(0), I32(2), I32(1)])
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         cache_data = array_data(context, builder, signature, args, 0)
-        located = _unpacked(context, builder, where, args[1])
+        located = unpacked(context, builder, where, args[1])
         call_once(builder, f"prefetch_tile_{cache.dtype}", body, cache_data, *located, args[2])
         return context.get_dummy_value()
 
     return types.void(cache, where, types.intp), generate
 
 
-def _unpacked(context: Any, builder: Any, kinds: Any, where: Any) -> tuple[Any, Any, Any]:
+def unpacked(context: Any, builder: Any, kinds: Any, where: Any) -> tuple[Any, Any, Any]:
     """Return a pointer to the place of a tile's first key or value, the stride and the offset."""
     places, first_place, stride, offset = cgutils.unpack_tuple(builder, where, 4)
     data = context.make_array(kinds[0])(context, builder, places).data
     return builder.gep(data, [first_place]), stride, offset
 
 
-def _at(builder: Any, cache_data: Any, places_data: Any, i: Any, stride: Any, offset: Any) -> Any:
+def row_at(builder: Any, cache_data: Any, places_data: Any, i: Any, stride: Any, offset: Any) -> Any:
     """Return a pointer to the key or value in the cache row with the number places[i]."""
     place = builder.load(builder.gep(places_data, [i]))
     return builder.gep(cache_data, [builder.add(builder.mul(place, stride), offset)])

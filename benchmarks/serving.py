@@ -37,6 +37,8 @@ from specdec_core import LLM, SamplingParams
 
 CONCURRENCY, NUM_PROMPTS = 16, 64
 MODES = ("generate", "whole", "streams")
+MOST_BYTES = 2**24
+"""Of an answer."""
 SECONDS_PER_TICK = 1 / sysconf("SC_CLK_TCK")
 Prompt = str | list[int]
 
@@ -75,7 +77,7 @@ class Server:
         waiting = iter(prompts)
 
         async def work() -> None:
-            reader, writer = await asyncio.open_connection(*self.address)
+            reader, writer = await asyncio.open_connection(*self.address, limit=MOST_BYTES)
             for each in waiting:
                 fields = {
                     "prompt": each,
@@ -100,17 +102,15 @@ class Server:
 
 
 async def _answer(reader: asyncio.StreamReader) -> list[bytes]:
-    """Read an answer: its body, or the data of its events."""
+    """Read an answer: its body, or the data of its events. A stream is taken apart when it has ended: the client shares
+    the cores, and should cost little."""
     head = (await reader.readuntil(b"\r\n\r\n")).lower()
     assert head.startswith(b"http/1.1 200"), head
     if b"content-length: " in head:
         length = int(head.partition(b"content-length: ")[2].split(b"\r\n", 1)[0])
         return [await reader.readexactly(length)]
-    pieces = []
-    while size := int(await reader.readline(), 16):
-        pieces.append((await reader.readexactly(size + 2))[:-2])
-    await reader.readline()
-    return [event.removeprefix(b"data: ") for event in b"".join(pieces).split(b"\n\n") if event]
+    chunks = (await reader.readuntil(b"\r\n0\r\n\r\n")).split(b"\r\n")[1::2]
+    return [event.removeprefix(b"data: ") for event in b"".join(chunks).split(b"\n\n") if event]
 
 
 class Generator:

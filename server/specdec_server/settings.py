@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from attrs import frozen
 
-STREAM_INTERVAL_S = 0.01
-"""A reader cannot tell a hundred chunks per second from more. The steps of small models are shorter, and take less time
-than chunks for all of their requests."""
+STREAM_INTERVAL_S = 0.016
+"""Most screens show sixty pictures per second, and so no more chunks. The steps of small models are shorter, and take
+less time than chunks for all of their requests."""
 
 
 @frozen(kw_only=True)

@@ -9,7 +9,8 @@ from specdec_kernels.cpu.lanes import LANES
 from specdec_kernels.cpu.tiles import DOT_STEP, TILE
 from specdec_kernels.cpu.tiles_amx import (
     MOST_AT_ONCE,
-    add_tiles,
+    add_own,
+    add_where_shared,
     dot_tile,
     dot_tiles,
     interleave_tile,
@@ -94,11 +95,11 @@ def sum_up(weights, values, chunk, heads, paths, places, window, scratch, attend
                             cache, where = padded, (in_order, 0, width, 0)
                         interleave_tile(cache, where, width, copied, number * TILE * width)
                     i = h * of_head + row * groups
-                    past, column = i + together * groups, t * TILE
+                    chosen, to = (row_len, t * TILE, i, i + together * groups), (copied, num_tiles, attended, width)
                     if together == num_rows:
-                        add_tiles(weights, row_len, column, i, past, most, copied, num_tiles, attended, width, 1)
+                        add_where_shared(weights, *chosen, most, *to)
                     else:
-                        add_tiles(weights, row_len, column, i, past, num_own, copied, num_tiles, attended, width, 0)
+                        add_own(weights, *chosen, num_own, *to)
                 row += together
         t += num_tiles
     for i in range(num_heads * of_head):

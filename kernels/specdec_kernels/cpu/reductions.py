@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import reduce
 from typing import Any
 
 from llvmlite import ir
@@ -14,6 +15,7 @@ from specdec_kernels.cpu.lanes import (
     I32,
     INTS,
     LANES,
+    ZERO,
     array_data,
     load_floats,
     loader,
@@ -23,22 +25,25 @@ from specdec_kernels.cpu.lanes import (
     variable,
 )
 
+_AT_ONCE = 4
+
 
 @intrinsic  # type: ignore[untyped-decorator]
 def sum_and_store(typing_context, numbers, start, end, output, to):
     """Return the sum of the float32 numbers[start:end], and write them to `output` from index `to` on, rounded if it is
-    bfloat16. end - start is a multiple of LANES. A vector of LANES partial sums is computed first, then its lanes are
-    added up."""
+    bfloat16. end - start is a multiple of LANES."""
     is_bfloat = output.dtype == types.uint16
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data, output_data = (array_data(context, builder, signature, args, i) for i in (0, 3))
-        total, index, to = variable(builder), args[1].type, builder.sub(args[4], args[1])
-        with cgutils.for_range_slice(builder, args[1], args[2], index(LANES), index) as (i, _):
+        to = builder.sub(args[4], args[1])
+
+        def add(total: Any, i: Any) -> Any:
             lanes = load_floats(builder, data, i)
-            builder.store(builder.fadd(builder.load(total), lanes), total)
             store_rounded(builder, lanes, output_data, builder.add(to, i), is_bfloat)
-        return _combined(builder, builder.load(total), builder.fadd)
+            return builder.fadd(total, lanes)
+
+        return _reduced(builder, *args[1:3], ZERO, add, builder.fadd)
 
     return types.float32(numbers, types.intp, types.intp, output, types.intp), generate
 
@@ -49,12 +54,13 @@ def sum_of_squares(typing_context, numbers, start, end):
     load_lanes = loader(numbers)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data, total = array_data(context, builder, signature, args, 0), variable(builder)
-        step = args[1].type(LANES)
-        with cgutils.for_range_slice(builder, args[1], args[2], step, args[1].type) as (i, _):
+        data = array_data(context, builder, signature, args, 0)
+
+        def add(total: Any, i: Any) -> Any:
             lanes = load_lanes(builder, data, i)
-            builder.store(multiply_add_lanes(builder, lanes, lanes, builder.load(total)), total)
-        return _combined(builder, builder.load(total), builder.fadd)
+            return multiply_add_lanes(builder, lanes, lanes, total)
+
+        return _reduced(builder, *args[1:3], ZERO, add, builder.fadd)
 
     return types.float32(numbers, types.intp, types.intp), generate
 
@@ -65,21 +71,42 @@ def highest_of(typing_context, numbers, start, end, least):
     ignored."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data, highest = array_data(context, builder, signature, args, 0), variable(builder, spread(builder, args[3]))
+        data = array_data(context, builder, signature, args, 0)
 
         def larger(a: Any, b: Any) -> Any:
             return builder.select(builder.fcmp_ordered(">", a, b), a, b)
 
-        step = args[1].type(LANES)
-        with cgutils.for_range_slice(builder, args[1], args[2], step, args[1].type) as (i, _):
-            builder.store(larger(load_floats(builder, data, i), builder.load(highest)), highest)
-        return _combined(builder, builder.load(highest), larger)
+        def take(highest: Any, i: Any) -> Any:
+            return larger(load_floats(builder, data, i), highest)
+
+        return _reduced(builder, *args[1:3], spread(builder, args[3]), take, larger)
 
     return types.float32(numbers, types.intp, types.intp, types.float32), generate
 
 
-def _combined(builder: Any, lanes: Any, combine: Callable[[Any, Any], Any]) -> Any:
-    """Combine the lanes of a vector to one number: neighbors first, then neighboring pairs, and so on."""
+def _reduced(
+    builder: Any,
+    start: Any,
+    end: Any,
+    initial: Any,
+    take: Callable[[Any, Any], Any],
+    combine: Callable[[Any, Any], Any],
+) -> Any:
+    """Generate a reduction of the vectors from start to end - 1 to one number. Every _AT_ONCE-th vector goes into the
+    same result, until fewer are left, which go into the first: an instruction need not wait for the one before. Then
+    results are combined, and the lanes of what this gives, neighbors first.
+
+    take: called with a result and the index of a vector, returns the result with this vector.
+    """
+    results = [variable(builder, initial) for _ in range(_AT_ONCE)]
+    for number in (_AT_ONCE, 1):
+        step = start.type(number * LANES)
+        past = builder.add(start, builder.mul(builder.sdiv(builder.sub(end, start), step), step))
+        with cgutils.for_range_slice(builder, start, past, step, start.type) as (i, _):
+            for v, result in enumerate(results[:number]):
+                builder.store(take(builder.load(result), builder.add(i, start.type(v * LANES))), result)
+        start = past
+    lanes = reduce(combine, map(builder.load, results))
     distance = 1
     while distance < LANES:
         others = ir.Constant(INTS, [i ^ distance for i in range(LANES)])

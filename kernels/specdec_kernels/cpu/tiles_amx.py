@@ -6,6 +6,7 @@ A query's result is summed in an order of its own, which no other query changes;
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -56,8 +57,8 @@ def prepare_dots():
 
 @inner()
 def prepare_sums(num_shared, num_own):
-    """Prepare this thread for `add_tiles` with num_shared queries at once, and with num_own. Each is at most
-    MOST_TILE_ROWS."""
+    """Prepare this thread for `add_where_shared` with num_shared queries at once, and for `add_own` with num_own.
+    Each is at most MOST_TILE_ROWS."""
     n, m, half = num_shared, num_own, TILE // 2
     set_tiles((n, n, n, n, n, half, m, m), (64, 64, 64, 64, TILE * _SIZE, 64, 64, TILE * _SIZE))
 
@@ -144,8 +145,8 @@ def _store_scores(number: int, builder: Any, by_key: Any, scaling: Any, scores: 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def interleave_tile(typing_context, cache, where, width, values, to):
-    """Copy the TILE values of a tile to `values` as `add_tiles` reads them, from index `to` on. This changes the order
-    of columns: `column_of`.
+    """Copy the TILE values of a tile to `values` as `add_where_shared` and `add_own` read them, from index `to` on.
+    `sort_columns` undoes later what this does to the order of columns.
 
     cache, where: as for `tiles.transpose_tile`.
     width: a multiple of LANES.
@@ -202,63 +203,69 @@ def sort_columns(typing_context, numbers, start, width):
     return types.void(numbers, types.intp, types.intp), generate
 
 
-@intrinsic(prefer_literal=True)  # type: ignore[untyped-decorator]
-def add_tiles(
-    typing_context, weights, row_len, column, start, end, num_at_once, values, num_tiles, output, width, are_shared
-):
-    """For queries start to end - 1, add the weighted sums of the values of num_tiles tiles to each query's output.
-    Values are added in order. Those that a query does not attend to have to have weight 0.
+def _sums(sums: Sequence[int], weights_tile: int) -> Any:
+    """sums, weights_tile: the registers."""
 
-    weights: bfloat16. The weight of value j for query q is weights[q * row_len + column + j].
-    num_at_once: as given to `prepare_sums`: the first number if are_shared, a literal 1, or the second, if it is 0.
-        The number of queries is rounded up to a multiple of it: memory has to be there.
-    values: as `interleave_tile` writes them: [num_tiles, width / LANES, TILE / 2, LANES, 2].
-    output: float32. The output of query q has `width` elements, from index q * width on.
-    """
-    sums, weights_tile = (_SHARED, _SHARED_WEIGHTS) if are_shared.literal_value else (_OWN, _OWN_WEIGHTS)
+    def add(typing_context, weights, row_len, column, start, end, num_at_once, values, num_tiles, output, width):
+        """For queries start to end - 1, add the weighted sums of the values of num_tiles tiles to each query's output.
+        Values are added in order. Those that a query does not attend to have to have weight 0.
 
-    def body(builder: Any, weights: Any, row_len: Any, values: Any, num_tiles: Any, output: Any, width: Any) -> None:
-        index = width.type
-        strides = builder.mul(width, index(4)), builder.mul(row_len, index(_SIZE))
+        weights: bfloat16. The weight of value j for query q is weights[q * row_len + column + j].
+        num_at_once: as given to `prepare_sums`. The number of queries is rounded up to a multiple of it: memory has to
+            be there.
+        values: as `interleave_tile` writes them: [num_tiles, width / LANES, TILE / 2, LANES, 2].
+        output: float32. The output of query q has `width` elements, from index q * width on.
+        """
 
-        def add_strip(d: Any, num_vectors: int) -> None:
-            outputs = [builder.gep(output, [builder.add(d, index(v * LANES))]) for v in range(num_vectors)]
-            for tile, data in zip(sums, outputs, strict=False):
-                load_tile(builder, tile, data, strides[0])
-            with cgutils.for_range(builder, num_tiles) as loop:
-                place = builder.mul(loop.index, index(TILE))
-                load_tile(builder, weights_tile, builder.gep(weights, [place]), strides[1])
-                first = builder.add(builder.mul(place, width), builder.mul(d, index(TILE)))
-                for v, tile in enumerate(sums[:num_vectors]):
-                    load_tile(builder, _VALUES, builder.gep(values, [builder.add(first, index(v * LANES * TILE))]))
-                    add_products(builder, tile, weights_tile, _VALUES)
-            for tile, data in zip(sums, outputs, strict=False):
-                store_tile(builder, tile, data, strides[0])
+        def body(
+            builder: Any, weights: Any, row_len: Any, values: Any, num_tiles: Any, output: Any, width: Any
+        ) -> None:
+            index = width.type
+            strides = builder.mul(width, index(4)), builder.mul(row_len, index(_SIZE))
 
-        most = len(sums)
-        whole = builder.sub(width, builder.srem(width, index(most * LANES)))
-        for_strips(builder, index(0), whole, most, add_strip)
-        if most > 1:
-            for_strips(builder, whole, width, 1, add_strip)
+            def add_strip(d: Any, num_vectors: int) -> None:
+                outputs = [builder.gep(output, [builder.add(d, index(v * LANES))]) for v in range(num_vectors)]
+                for tile, data in zip(sums, outputs, strict=False):
+                    load_tile(builder, tile, data, strides[0])
+                with cgutils.for_range(builder, num_tiles) as loop:
+                    place = builder.mul(loop.index, index(TILE))
+                    load_tile(builder, weights_tile, builder.gep(weights, [place]), strides[1])
+                    first = builder.add(builder.mul(place, width), builder.mul(d, index(TILE)))
+                    for v, tile in enumerate(sums[:num_vectors]):
+                        load_tile(builder, _VALUES, builder.gep(values, [builder.add(first, index(v * LANES * TILE))]))
+                        add_products(builder, tile, weights_tile, _VALUES)
+                for tile, data in zip(sums, outputs, strict=False):
+                    store_tile(builder, tile, data, strides[0])
 
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        if IS_COMPILED and weights.dtype == types.uint16:
-            _, row_len, column, start, end, num_at_once, _, num_tiles, _, width, _ = args
-            weights_data, values_data, output_data = (
-                array_data(context, builder, signature, args, i) for i in (0, 6, 8)
-            )
+            most = len(sums)
+            whole = builder.sub(width, builder.srem(width, index(most * LANES)))
+            for_strips(builder, index(0), whole, most, add_strip)
+            if most > 1:
+                for_strips(builder, whole, width, 1, add_strip)
 
-            def call(i: Any, number: Any) -> None:
-                rows = builder.gep(weights_data, [builder.add(builder.mul(i, row_len), column)])
-                to = builder.gep(output_data, [builder.mul(i, width)])
-                name = f"add_tiles_{are_shared.literal_value}"
-                call_once(builder, name, body, rows, row_len, values_data, num_tiles, to, width)
+        def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            if IS_COMPILED and weights.dtype == types.uint16:
+                _, row_len, column, start, end, num_at_once, _, num_tiles, _, width = args
+                weights_data, values_data, output_data = (
+                    array_data(context, builder, signature, args, i) for i in (0, 6, 8)
+                )
 
-            _in_blocks(builder, start, end, num_at_once, call)
-        return context.get_dummy_value()
+                def call(i: Any, number: Any) -> None:
+                    rows = builder.gep(weights_data, [builder.add(builder.mul(i, row_len), column)])
+                    to = builder.gep(output_data, [builder.mul(i, width)])
+                    name = f"add_tiles_{weights_tile}"
+                    call_once(builder, name, body, rows, row_len, values_data, num_tiles, to, width)
 
-    ints = [types.intp] * 5
-    return types.void(weights, *ints, values, types.intp, output, types.intp, are_shared), generate
+                _in_blocks(builder, start, end, num_at_once, call)
+            return context.get_dummy_value()
+
+        ints = [types.intp] * 5
+        return types.void(weights, *ints, values, types.intp, output, types.intp), generate
+
+    return intrinsic(add)
+
+
+add_where_shared, add_own = _sums(_SHARED, _SHARED_WEIGHTS), _sums(_OWN, _OWN_WEIGHTS)
 
 
 def _in_blocks(builder: Any, start: Any, end: Any, size: Any, call: Any) -> None:

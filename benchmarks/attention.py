@@ -13,12 +13,10 @@ from collections.abc import Callable
 from functools import partial
 from itertools import product
 from pathlib import Path
-from statistics import median
-from time import perf_counter
 from unittest import mock
 
 import torch
-from linear_layers import AMX, NUM_ROUNDS, SECONDS, TORCH, VECTORS
+from linear_layers import AMX, TORCH, VECTORS, medians_us
 from measuring import RESULTS, command, machine, write
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -32,11 +30,7 @@ CASES = (1, 1, 600), (1, 5, 600), (16, 1, 600), (16, 5, 600), (1, 512, 0), (1, 2
 BLOCK_SIZE = 16
 
 
-Way = Callable[[int], torch.Tensor]
-"""Computes the result a number of times."""
-
-
-def ways(heads: tuple[int, int, int], case: tuple[int, int, int]) -> dict[str, Way]:
+def ways(heads: tuple[int, int, int], case: tuple[int, int, int]) -> dict[str, Callable[[int], torch.Tensor]]:
     (num_heads, num_kv_heads, width), (batch, num_tokens, before) = heads, case
     length = before + num_tokens
     num_blocks = -(-length // BLOCK_SIZE)
@@ -71,28 +65,21 @@ def ways(heads: tuple[int, int, int], case: tuple[int, int, int]) -> dict[str, W
     return found | {VECTORS: partial(paged, False), TORCH: in_torch}
 
 
-def seconds(way: Way, number: int) -> float:
-    started = perf_counter()
-    way(number)
-    return (perf_counter() - started) / number
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS / "attention.json")
     args = parser.parse_args()
     rows = []
     for heads, case in product(HEADS, CASES):
-        runs = ways(heads, case)
+        found = ways(heads, case)
         batch, num_tokens, _ = case
-        results = {name: run(1) for name, run in runs.items()}  # which may compile
+        results = {name: way(1) for name, way in found.items()}
         results[TORCH] = results[TORCH].transpose(1, 2).reshape(batch * num_tokens, *heads[::2])
         for result in results.values():
             torch.testing.assert_close(result, results[TORCH], rtol=2**-6, atol=2e-2)
-        numbers = {name: max(1, round(SECONDS / seconds(run, 3))) for name, run in runs.items()}
-        rounds = [{name: seconds(run, numbers[name]) for name, run in runs.items()} for _ in range(NUM_ROUNDS)]
-        us = {name: round(1e6 * median(each[name] for each in rounds), 1) for name in runs}
-        rows.append({"heads": heads, "batch": batch, "num_tokens": num_tokens, "context": case[2], "us": us})
+        rows.append(
+            {"heads": heads, "batch": batch, "num_tokens": num_tokens, "context": case[2], "us": medians_us(found)}
+        )
         print(*rows[-1].values(), flush=True)
     write({"command": command("attention.py"), "machine": machine(), "rows": rows}, args.out)
 

@@ -8,7 +8,7 @@ All ways compute the same product in turn. Figures are medians, in microseconds.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -29,7 +29,11 @@ NUM_ROUNDS, SECONDS = 15, 0.02
 """Rounds, and about how long each way runs in one."""
 
 
-def ways(num_in: int, num_out: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+Way = Callable[[int], object]
+"""Computes a result a number of times."""
+
+
+def layers(num_in: int, num_out: int) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
     weight = torch.randn(num_out, num_in).bfloat16()
     tiled, vectors = PackedProduct(weight, None), PackedProduct(weight, None)
     vectors.uses_amx = False
@@ -37,10 +41,26 @@ def ways(num_in: int, num_out: int) -> dict[str, Callable[[torch.Tensor], torch.
     return found | {VECTORS: vectors, TORCH: partial(linear, weight=weight)}
 
 
-def seconds(run: Callable[[], object], number: int) -> float:
+def repeated(compute: Callable[[], object]) -> Way:
+    def way(number: int) -> None:
+        for _ in range(number):
+            compute()
+
+    return way
+
+
+def medians_us(ways: Mapping[str, Way]) -> dict[str, float]:
+    """The median microseconds of each way, which take turns."""
+    for way in ways.values():
+        way(1)  # which may compile
+    numbers = {name: max(1, round(SECONDS / _seconds(way, 5))) for name, way in ways.items()}
+    rounds = [{name: _seconds(way, numbers[name]) for name, way in ways.items()} for _ in range(NUM_ROUNDS)]
+    return {name: round(1e6 * median(each[name] for each in rounds), 1) for name in ways}
+
+
+def _seconds(way: Way, number: int) -> float:
     started = perf_counter()
-    for _ in range(number):
-        run()
+    way(number)
     return (perf_counter() - started) / number
 
 
@@ -51,12 +71,7 @@ def main() -> None:
     rows = []
     for size, num_rows in product(SIZES, NUM_ROWS):
         given = torch.randn(num_rows, size[0]).bfloat16()
-        runs = {name: partial(way, given) for name, way in ways(*size).items()}
-        for run in runs.values():
-            run()  # which may compile
-        numbers = {name: max(1, round(SECONDS / seconds(run, 10))) for name, run in runs.items()}
-        rounds = [{name: seconds(run, numbers[name]) for name, run in runs.items()} for _ in range(NUM_ROUNDS)]
-        us = {name: round(1e6 * median(each[name] for each in rounds), 1) for name in runs}
+        us = medians_us({name: repeated(partial(layer, given)) for name, layer in layers(*size).items()})
         rows.append({"num_in": size[0], "num_out": size[1], "num_rows": num_rows, "us": us})
         print(*rows[-1].values(), flush=True)
     write({"command": command("linear_layers.py"), "machine": machine(), "rows": rows}, args.out)

@@ -59,8 +59,12 @@ class Tracer:
 
     def __init__(self, k: int) -> None:
         self._k = k
-        self.num_places = 0
+        self.names: list[str] = []  # of the functions in which the points so far are
         self.place = ""
+
+    @property
+    def num_places(self) -> int:
+        return len(self.names)
 
     def begin(self) -> None:
         sys.settrace(self._trace)
@@ -75,7 +79,7 @@ class Tracer:
             return None
         frame.f_trace_opcodes = True
         if event == "opcode" and frame.f_lasti in _places(frame.f_code):
-            self.num_places += 1
+            self.names.append(frame.f_code.co_qualname)
             if self.num_places == self._k:
                 self.place = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_qualname}"
                 sys.settrace(None)

@@ -23,7 +23,8 @@ class Verdict:
     #                          pads. All -1: the request's logits were not finite and it fails. The path may run past
     #                          a stop: the engine cuts it when it emits tokens
     rows: torch.Tensor  # int32 [batch, max_depth + 1]   row of target logits that decided each token: [:, 0] the
-    #                     root's, [:, j] the j-th accepted node's own; past the path, the last such row again
+    #                     root's, [:, j] the j-th accepted node's own; past the path, the last such row again. A
+    #                     failed request's rows mean nothing
     num_accepted: torch.Tensor  # int32 [batch]   accepted draft tokens, never counting the recovered or bonus token
 
     def on_host(self) -> Verdict:

@@ -131,7 +131,6 @@ def trace(
     accepted = torch.where(step < num_accepted, tokens[rows.roll(-1, dims=1)], -1)
     failed = _may_meet_nan(is_possible, is_nan, draft).unsqueeze(1)
     token_ids = torch.where(step == num_accepted, token_ids.unsqueeze(1), accepted).masked_fill(failed, -1)
-    rows = torch.where(failed, layout.root_rows.unsqueeze(1), rows)  # draws from NaN may have led anywhere
     num_accepted = num_accepted.masked_fill(failed, 0).squeeze(1)
     return Verdict(token_ids=token_ids, rows=rows.to(torch.int32), num_accepted=num_accepted.to(torch.int32))
 

@@ -22,7 +22,8 @@ from specdec_kernels.cpu.tiles_amx import (
 
 @inner(_nrt=False)
 def score(queries, keys, values, chunk, heads, paths, places, window, scaling, scratch, scores):
-    """Compute a chunk's attention scores, several tiles at a time where all tokens share them."""
+    """Compute a chunk's attention scores, several tiles at a time where all tokens share them. Nothing is prefetched
+    here: it gained nothing on a processor with AMX, whose own prefetching is enough."""
     first_head, num_heads, groups = heads
     numbers, stride, key_dim = keys
     width, row_len, num_rows = rounded_up(key_dim, DOT_STEP), rounded_up(chunk[4], TILE), chunk[2]

@@ -6,8 +6,8 @@ Names in the code that attends to a chunk: a cache is its numbers, the way from 
 token, then query head of the key head: those that read a tile are neighbors. Each key head has `padded_number` places
 for them. `scratch` is memory for RUN tiles, for one tile, and the numbers 0 to TILE - 1.
 
-Nothing of it allocates, so that numba need not count references to arrays (_nrt=False): its atomic counters took as
-long as the arithmetic when one token was decoded.
+Nothing of it allocates, so numba need not count references to arrays (_nrt=False). Its counters are atomic, and with
+several for each tile they took a large part of the time.
 """
 
 from __future__ import annotations

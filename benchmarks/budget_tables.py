@@ -102,8 +102,12 @@ def headline(record: dict[str, Any]) -> str:
 
 def fixed_numbers(record: dict[str, Any]) -> str:
     heads = ["drafts", "prompts", "", "default", "best fixed number", "default / best"]
-    rows = []
-    for row in record["rows"]:
+    methods, rows = [*dict.fromkeys(row["method"] for row in record["rows"])], []
+
+    def place(row: dict[str, Any]) -> tuple[Any, ...]:
+        return methods.index(row["method"]), row["prompts"], row["temperature"], row["batch_size"]
+
+    for row in sorted(record["rows"], key=place):
         ups, best = row["speed_up"], str(row["best"])
         where = _column(row["temperature"], row["batch_size"])
         cells = [f"`{row['method']}`", KINDS[row["prompts"]], where, f"{ups['default']:.2f}"]

@@ -59,7 +59,6 @@ def measure(llms: dict[str, LLM], cell: dict[str, Any], rounds: int, max_tokens:
         "speed_up": {name: round(ratio, 3) for name, ratio in medians.items()},
         "best": int(best),
         "of_best": round(median(default / fixed for default, fixed in pairs), 3),
-        "of_best_or_plain": round(medians[DEFAULT] / max(1.0, medians[best]), 3),
     }
 
 

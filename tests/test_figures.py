@@ -275,6 +275,8 @@ def test_fixed_numbers_are_shown() -> None:
     record = {
         **MACHINE,
         "rows": [
+            {"method": "ngram"} | cell("text", 0.0, 1, speed_up=ngram, best=3, of_best=0.963),
+            {"method": "ngram"} | cell("code", 0.0, 8, speed_up=ngram, best=8, of_best=1.72),
             {"method": "ngram"} | cell("code", 0.0, 1, speed_up=ngram, best=3, of_best=0.963),
             {"method": "eagle3"} | cell("text", 0.5, 64, speed_up=eagle, best=1, of_best=1.111),
         ],
@@ -285,6 +287,8 @@ def test_fixed_numbers_are_shown() -> None:
         "| drafts | prompts |  | default | best fixed number | default / best |",
         "|---|---|---|---|---|---|",
         "| `ngram` | new code | greedy, batch 1 | 1.20 | 1.25 (3) | 0.96 |",
+        "| `ngram` | new code | greedy, batch 8 | 1.20 | 0.70 (8) | 1.72 |",
+        "| `ngram` | articles | greedy, batch 1 | 1.20 | 1.25 (3) | 0.96 |",
         "| `eagle3` | articles | temperature 0.5, batch 64 | 1.00 | 0.90 (1) | 1.11 |",
     ]
 

@@ -223,7 +223,8 @@ def _ratios(
     node = tl.load(nodes_at + i, mask=i < num_nodes, other=end)
     is_node = node < end
     token = tl.load(token_ids_at + node, mask=is_node, other=0)
-    parent = tl.load(parent_rows_at + node, mask=is_node, other=0)
+    parent = tl.load(parent_rows_at + node, mask=is_node, other=end)
+    is_node &= parent < end  # a root has none
     source = tl.load(sources_at + parent, mask=is_node, other=0)
     is_logit, is_left = is_node & (source < end), is_node & (source >= end)
     logit = tl.load(logits_at + source * logits_stride + token, mask=is_logit, other=0.0)

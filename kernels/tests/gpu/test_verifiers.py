@@ -92,6 +92,19 @@ def test_of_drafts_over_some_tokens(rule: str, shape: str, kind: str) -> None:
     assert verdicts(rule, OPS["residuals"], shape, kind) == verdicts(rule, REFERENCE["residuals"], shape, kind)
 
 
+@pytest.mark.parametrize(("rule", "shape"), CASES)
+def test_memory_is_written_before_it_is_read(rule: str, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was not written may be anything. Too large a number is a warning in the interpreter, and so an error."""
+    expected, empty = verdicts(rule, REFERENCE["residuals"], shape), torch.empty
+
+    def full(*size: Any, **options: Any) -> torch.Tensor:
+        memory = empty(*size, **options)
+        return memory.fill_(torch.finfo(memory.dtype).max) if memory.is_floating_point() else memory
+
+    monkeypatch.setattr(torch, "empty", full)
+    assert verdicts(rule, OPS["residuals"], shape) == expected
+
+
 def another_row(logits: torch.Tensor, proposals: Proposals) -> Any:
     q_rows = torch.where(proposals.q_rows < 0, -1, (proposals.q_rows + 1) % len(proposals.q))
     return OPS["residuals"](logits, evolve(proposals, q_rows=q_rows))

@@ -66,8 +66,8 @@ def test_outputs_are_those_of_plain_decoding(method: str, plain: tuple[float, An
     numbers = Budget._numbers
 
     def unsteady(self: Budget, *of: Any) -> list[int]:
-        seconds = torch.rand(len(self._curve.seconds), generator=generator).sort().values.numpy() + 1.0
-        self._curve.seconds = seconds
+        seconds = torch.rand(len(self._curve.seconds(1)), generator=generator).sort().values.numpy() + 1.0
+        self._curve.seconds = lambda num_requests: seconds  # type: ignore[method-assign]
         self._held = None
         return numbers(self, *of)
 
@@ -123,7 +123,7 @@ class Recorded:
         self.curve, choices = budget._curve, lambda limits: limits if self.drafting else [0] * len(limits)
         budget._choose = lambda rows, limits, so_far: choices(limits)  # type: ignore[method-assign]
         self.curve.add = lambda *of, **named: None  # type: ignore[method-assign]
-        self.curve.seconds = torch.ones(len(self.curve.seconds)).numpy()
+        self.set_costs(1.0)
         budget.retries._debt.add(1e9)
         propose, observe, put_off = proposer.propose, proposer.observe, observer.put_off_plain
 
@@ -147,9 +147,14 @@ class Recorded:
             params = SamplingParams(seed=seed, max_tokens=300, ignore_eos=True)
             self.llm.engine.add_request(self.llm.get_tokenizer().encode(prompt), params)
 
+    def set_costs(self, seconds: float) -> None:
+        of_all = torch.full((len(self.curve.seconds(1)),), seconds).numpy()
+        self.curve.seconds = lambda num_requests: of_all  # type: ignore[method-assign]
+        self.curve.num_corrections += 1
+
     def resume(self) -> None:
         self.drafting = True
-        self.curve.seconds = 2 * self.curve.seconds  # other costs: it decides anew
+        self.set_costs(2.0)  # other costs: it decides anew
 
 
 def test_drafts_after_a_long_pause_are_those_of_a_head_that_had_none() -> None:

@@ -81,7 +81,7 @@ class Simulated:
         self.request.token_ids = np.append(self.request.token_ids, [7] * num_accepted + [last])
         pass_s = (1 + self.node * limit) * self.load
         if self.is_measured:
-            self.budget._curve.add(1 + limit, pass_s)
+            self.budget._curve.add(1, 1 + limit, pass_s)
         step_s = pass_s + drafted_s
         self.seconds += step_s
         self.plain.end_steps(step_s)

@@ -6,9 +6,10 @@ import random
 from math import log
 from statistics import mean
 
+import numpy as np
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from specdec_core.budget import clock, cost_curve
 from specdec_core.budget.clock import Clock
@@ -23,36 +24,89 @@ from specdec_core.engine.speculation import Speculation
 
 def test_the_curve_follows_the_machine_and_not_one_slow_step() -> None:
     curve = CostCurve({1: 1.0, 4: 1.1, 16: 2.0}, 64)
-    assert curve.seconds[64] > curve.seconds[16] == 2.0
+    assert curve.seconds(1)[64] > curve.seconds(1)[16] == 2.0
     for i in range(4 * NUM_BETWEEN):
-        curve.add(4, 90.0 if i == 9 else 1.1)
-    assert curve.seconds[4] == pytest.approx(1.1)
+        curve.add(1, 4, 90.0 if i == 9 else 1.1)
+    assert curve.seconds(1)[4] == pytest.approx(1.1)
     for _ in range(4 * NUM_BETWEEN):
-        curve.add(4, 2.2)
-    assert curve.seconds[[1, 4, 16]] == pytest.approx([2.0, 2.2, 4.0]), "no other size was measured lately"
+        curve.add(1, 4, 2.2)
+    assert curve.seconds(1)[[1, 4, 16]] == pytest.approx([2.0, 2.2, 4.0]), "no other size was measured lately"
+
+
+def test_where_requests_are_dear_draft_tokens_are_not() -> None:
+    """The curve is measured with few requests that have many draft tokens."""
+    curve = CostCurve({1: 1.0, 8: 1.07, 64: 1.63, 128: 2.27}, 256)
+    for _ in range(NUM_BETWEEN):
+        curve.add(64, 64, 5.0)
+    assert curve.at(64) == pytest.approx(5.0)
+    assert curve.at(64, 128) == pytest.approx(5.0 + 0.64)
+    assert curve.at(1, 128) == pytest.approx(curve.at(1) + 1.27), "of other requests, too"
+    for _ in range(NUM_BETWEEN):
+        curve.add(64, 96, 6.0)
+    assert curve.at(64, 96) == pytest.approx(6.0)
+    assert curve.at(1, 128) == pytest.approx(curve.at(1) + 1.27 * 1.0 / 0.32), "draft tokens turned out to be dearer"
+
+
+def test_a_number_of_requests_that_was_never_measured_is_like_its_neighbors() -> None:
+    curve = CostCurve({1: 1.0, 64: 2.0}, 64)
+    for _ in range(NUM_BETWEEN):
+        curve.add(1, 1, 1.0)
+        curve.add(16, 16, 6.0)
+    ratios = [curve.at(number) / CostCurve({1: 1.0, 64: 2.0}, 64).at(number) for number in (1, 2, 4, 8, 16, 64)]
+    assert ratios == sorted(ratios)
+    assert ratios[0] == pytest.approx(1.0)
+    assert ratios[1] > 1.1
+    assert ratios[-2] == pytest.approx(ratios[-1])
+
+
+def test_drafts_do_not_make_plain_steps_of_as_many_requests_dear() -> None:
+    curve, plain = CostCurve({1: 1.0, 64: 2.0}, 64), CostCurve({1: 1.0, 64: 2.0}, 64)
+    for _ in range(NUM_BETWEEN):
+        curve.add(8, 8, 2 * plain.at(8))
+        curve.add(4, 12, 6 * plain.at(4, 12))
+    assert curve.at(4, 12) == pytest.approx(6 * plain.at(4, 12))
+    assert curve.at(4) == pytest.approx(2 * plain.at(4)), "as those of 8 requests"
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.integers(1, 40), st.integers(0, 60), st.sampled_from([0.01, 0.3, 1.0, 2.0, 50.0])), max_size=40
+    )
+)
+@settings(deadline=None)
+def test_more_tokens_never_take_less_time(steps: list[tuple[int, int, float]]) -> None:
+    curve = CostCurve({1: 1.0, 8: 1.2, 32: 2.0}, 64)
+    for num_requests, more, seconds in steps:
+        for _ in range(8):
+            curve.add(num_requests, min(num_requests + more, 64), seconds)
+    for number in (1, 2, 5, 16, 40, 64):
+        seconds_of = curve.seconds(number)
+        assert np.isfinite(seconds_of).all()
+        assert (np.diff(seconds_of) >= 0).all()
+        assert seconds_of[1] > 0
 
 
 def test_one_slow_measurement_makes_no_larger_step_dear() -> None:
-    assert CostCurve({1: 1, 8: 10, 16: 2}, 64).seconds[[8, 12, 16]].tolist() == [2, 2, 2]
+    assert CostCurve({1: 1, 8: 10, 16: 2}, 64).seconds(1)[[8, 12, 16]].tolist() == [2, 2, 2]
 
 
 def test_the_curve_learns_of_steps_that_were_never_measured() -> None:
     """As of a slow model, of which only the smallest steps were measured when the engine was built."""
     curve = CostCurve({1: 1.0, 2: 1.0}, 128)
     for _ in range(64):
-        curve.add(16, 1.0)
-        curve.add(96, 6.0)
-    assert curve.seconds[96] > 3 * curve.seconds[16]
+        curve.add(1, 16, 1.0)
+        curve.add(1, 96, 6.0)
+    assert curve.seconds(1)[96] > 3 * curve.seconds(1)[16]
 
 
 def test_what_was_learned_of_a_size_stays_relative_to_the_others() -> None:
     curve = CostCurve({1: 1.0, 6: 1.2}, 64)
     for _ in range(4 * NUM_BETWEEN):
-        curve.add(1, 1.0)
-        curve.add(6, 3.6)
+        curve.add(1, 1, 1.0)
+        curve.add(1, 6, 3.6)
     for _ in range(400):
-        curve.add(1, 2.0)
-    assert curve.at(6) / curve.at(1) == pytest.approx(3.6), "the machine is slower, and for both"
+        curve.add(1, 1, 2.0)
+    assert curve.at(1, 6) / curve.at(1) == pytest.approx(3.6), "the machine is slower, and for both"
     assert curve.is_out_of_date(6)
     assert not curve.is_out_of_date(1)
 
@@ -61,13 +115,13 @@ def test_sizes_that_were_not_measured_since_a_large_change_are_doubtful() -> Non
     curve = CostCurve({1: 1.0, 6: 1.2}, 16)
     for seconds in (1.2, 1.5, 3.0):
         for _ in range(2 * NUM_BETWEEN):
-            curve.add(6, seconds)
+            curve.add(1, 6, seconds)
         assert curve.is_doubtful(1) == (seconds > 2)
         if seconds < 2:
             for _ in range(NUM_BETWEEN):
-                curve.add(1, 1.0)
+                curve.add(1, 1, 1.0)
     for _ in range(NUM_BETWEEN):
-        curve.add(1, 1.0)
+        curve.add(1, 1, 1.0)
     assert not curve.is_doubtful(1)
 
 
@@ -76,10 +130,10 @@ def test_steps_in_which_nothing_was_found_make_plain_ones_no_dearer() -> None:
     for _ in range(3 * NUM_BETWEEN):
         curve.add_empty(1, 1.4)
     assert curve.empty_s == pytest.approx(0.4)
-    assert curve.seconds[1] == 1.0
+    assert curve.seconds(1)[1] == 1.0
     for _ in range(NUM_BETWEEN):
-        curve.add(1, 1.2)
-    assert curve.seconds[1] == pytest.approx(1.2)
+        curve.add(1, 1, 1.2)
+    assert curve.seconds(1)[1] == pytest.approx(1.2)
     for _ in range(2 * NUM_BETWEEN):
         curve.add_empty(1, 1.1)
     assert curve.empty_s == 0, "less than a plain step"
@@ -88,17 +142,17 @@ def test_steps_in_which_nothing_was_found_make_plain_ones_no_dearer() -> None:
 def test_the_curve_is_corrected_though_most_steps_find_nothing() -> None:
     curve = CostCurve({1: 1.0, 9: 1.8}, 16)
     for step in range(1, 2 * NUM_BETWEEN + 1):
-        curve.add_empty(1, 1.4) if step % 8 in (0, 1) else curve.add(1, 2.0)
-    assert curve.seconds[1] == pytest.approx(2.0)
+        curve.add_empty(1, 1.4) if step % 8 in (0, 1) else curve.add(1, 1, 2.0)
+    assert curve.seconds(1)[1] == pytest.approx(2.0)
 
 
 def test_a_few_plain_steps_in_a_row_correct_the_curve() -> None:
     curve = CostCurve({1: 1.0, 9: 1.8}, 16)
     for _ in range(NUM_BETWEEN):
-        curve.add(1, 1.0)
+        curve.add(1, 1, 1.0)
     for step in range(8 * NUM_BETWEEN):  # drafts in most steps
-        curve.add(1, 0.5) if step % 128 < cost_curve.NUM_NEEDED else curve.add(6, 1.5)
-    assert curve.seconds[1] == pytest.approx(0.5)
+        curve.add(1, 1, 0.5) if step % 128 < cost_curve.NUM_NEEDED else curve.add(1, 6, 1.5)
+    assert curve.seconds(1)[1] == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("slowdown", [1.0, 2.0])
@@ -107,25 +161,25 @@ def test_sizes_that_are_rarely_measured_are_corrected(slowdown: float) -> None:
     curve, rare = CostCurve({1: 1.0, 24: 2.0}, 64), 300
     for step in range(3 * rare + NUM_BETWEEN):
         is_late = step > rare
-        curve.add(1, slowdown if is_late else 1.0)
+        curve.add(1, 1, slowdown if is_late else 1.0)
         if step % rare == 0:
-            curve.add(24, 2.5 * (slowdown if is_late else 1.0))
+            curve.add(1, 24, 2.5 * (slowdown if is_late else 1.0))
         if step == 2 * rare:
-            assert curve.at(24) == pytest.approx(2.0 * slowdown), "two measurements are too few"
-    assert curve.at(24) == pytest.approx(2.5 * slowdown)
+            assert curve.at(1, 24) == pytest.approx(2.0 * slowdown), "two measurements are too few"
+    assert curve.at(1, 24) == pytest.approx(2.5 * slowdown)
 
 
 def test_one_step_far_below_the_estimate_counts_at_once() -> None:
     """What sampled drafts of one request cost says little about batches. Their steps seem as dear until one is run."""
     curve = CostCurve({1: 1.0, 16: 2.0, 64: 4.0}, 64)
     for _ in range(NUM_BETWEEN):
-        curve.add(16, 6.0)
-    assert curve.at(24) > 3 * 2.0
+        curve.add(1, 16, 6.0)
+    assert curve.at(1, 24) > 3 * 2.0
     for seconds, expected in ((50.0, 6.5), (2.5, 2.5)):
-        curve.add(24, seconds)
+        curve.add(1, 24, seconds)
         for _ in range(NUM_BETWEEN):
-            curve.add(4, 2.0)
-        assert curve.at(24) == pytest.approx(expected, rel=0.2), "it may have been interrupted, but not sped up"
+            curve.add(1, 4, 2.0)
+        assert curve.at(1, 24) == pytest.approx(expected, rel=0.2), "it may have been interrupted, but not sped up"
 
 
 def test_a_smaller_batch_than_any_before_seems_cheap() -> None:
@@ -164,10 +218,10 @@ def test_a_size_that_is_measured_for_the_first_time_says_nothing_about_others() 
     """Steps with drafts take longer than the ones that were measured when the engine was built."""
     curve = CostCurve({1: 1.0, 6: 1.2}, 16)
     for _ in range(NUM_BETWEEN):
-        curve.add(1, 1.0)
+        curve.add(1, 1, 1.0)
     for _ in range(2 * NUM_BETWEEN):
-        curve.add(6, 2.4)
-    assert curve.seconds[[1, 6]] == pytest.approx([1.0, 2.4])
+        curve.add(1, 6, 2.4)
+    assert curve.seconds(1)[[1, 6]] == pytest.approx([1.0, 2.4])
 
 
 def test_noise_where_drafting_starts_and_stops_makes_plain_steps_neither_dear_nor_cheap() -> None:
@@ -177,8 +231,8 @@ def test_noise_where_drafting_starts_and_stops_makes_plain_steps_neither_dear_no
         for size, seconds in ((1, 1.0), (6, 1.5)):
             slow = draws.choice([0.8, 1.0, 1.25])  # the machine
             for _ in range(NUM_BETWEEN):
-                curve.add(size, seconds * slow)
-        errors.append(log(curve.seconds[6] / curve.seconds[1] / 1.5))
+                curve.add(1, size, seconds * slow)
+        errors.append(log(curve.seconds(1)[6] / curve.seconds(1)[1] / 1.5))
     assert abs(mean(errors)) < 0.04
     assert mean(map(abs, errors)) < 0.13, "that of single measurements is 0.2"
 
@@ -188,15 +242,15 @@ def test_a_change_at_other_sizes_is_one_of_the_machine_if_that_is_noisy() -> Non
     for noise in (1.0, 1.5):
         curve = CostCurve({1: 1.0, 6: 1.5}, 16)
         for _ in range(NUM_BETWEEN):
-            curve.add(1, 1.0)
+            curve.add(1, 1, 1.0)
         for i in range(20):
             for _ in range(NUM_BETWEEN):
-                curve.add(6, 1.5 * noise ** (-1) ** i)
-        before, seconds = curve.at(6), 1.3 * curve.at(1)
+                curve.add(1, 6, 1.5 * noise ** (-1) ** i)
+        before, seconds = curve.at(1, 6), 1.3 * curve.at(1)
         for _ in range(NUM_BETWEEN):
-            curve.add(1, seconds)
+            curve.add(1, 1, seconds)
         assert curve.at(1) == pytest.approx(seconds)
-        changes.append(curve.at(6) / before)
+        changes.append(curve.at(1, 6) / before)
     assert 1.0 < changes[0] < 1.1 < 1.2 < changes[1] < 1.3
 
 
@@ -215,7 +269,7 @@ def test_plain_steps_count_once_the_caches_are_warm_again(monkeypatch: pytest.Mo
             step(0, 1.0 if i >= LEAST_COLD else 1.3)
         for _ in range(16):
             step(5, 1.5)
-    assert curve.seconds[[1, 6]] == pytest.approx([1.0, 1.5])
+    assert curve.seconds(1)[[1, 6]] == pytest.approx([1.0, 1.5])
 
 
 def test_what_the_engine_does_beside_the_proposers_counts_once() -> None:
@@ -224,7 +278,7 @@ def test_what_the_engine_does_beside_the_proposers_counts_once() -> None:
     speculation = Speculation([], torch.device("cpu"), curve)
     assert speculation._plain_steps is not None
     speculation._plain_steps.end_steps = totals.append  # type: ignore[method-assign]
-    curve.add = lambda num_tokens, seconds, number=1: added.append(seconds)  # type: ignore[method-assign]
+    curve.add = lambda num_requests, num_tokens, seconds, number=1: added.append(seconds)  # type: ignore[method-assign]
     speculation._own_drafts, speculation._own_s = {"any": Draft.from_chains([[7] * 5])}, 5.0
     speculation.end_step(StepReport(num_decode_requests=1, num_nodes=5, target_s=1.0, draft_s=7.0))
     assert (added, totals) == ([6.0], [8.0])
@@ -240,7 +294,7 @@ def test_all_plain_steps_count_that_are_decided_together() -> None:
             is_last, num_requests = i == MOST_STEPS - 1, 2 if i < 4 else 1
             seconds = 9.0 if num_requests == 2 else 1.0 + 0.28 * is_last
             speculation.end_step(StepReport(num_decode_requests=num_requests, target_s=seconds))
-    assert curve.seconds[1] == pytest.approx(1.01)
+    assert curve.seconds(1)[1] == pytest.approx(1.01)
 
 
 @given(st.lists(st.tuples(st.floats(0.1, 2), st.floats(0, 30)), min_size=1, max_size=60))

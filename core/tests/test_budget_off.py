@@ -68,8 +68,8 @@ def test_a_retry_is_not_due_where_no_request_may_draft() -> None:
     for seconds, slower_s in ((1.0, 1.0), (1.2, 1.2), (1.2, 2.0)):
         for _ in range(NUM_BETWEEN // 2):
             assert budget.stays_idle(requests)
-            budget._curve.add(1, seconds)
-            budget._curve.add(5, slower_s)
+            budget._curve.add(1, 1, seconds)
+            budget._curve.add(1, 5, slower_s)
         changes = slower_s > seconds  # if all steps are slower, drafting is, too
         assert budget.stays_idle(requests) != changes, "drafts may pay, or not"
 
@@ -162,7 +162,7 @@ def test_a_curve_that_was_measured_on_a_busy_machine_is_corrected(measured: floa
     simulated = Simulated(is_measured=True)
     simulated.budget = budget_at(measured, "any", most=6)  # a draft token takes so many times as long as a plain step
     simulated.plain = PlainSteps(simulated.budget._curve)
-    assert simulated.budget._curve.at(5) > 4 * simulated.budget._curve.at(1)
+    assert simulated.budget._curve.at(1, 5) > 4 * simulated.budget._curve.at(1)
     drafted = simulated.steps(500, 1.0)[:, 0]
     assert np.count_nonzero(drafted[-200:]) > 180
 
@@ -187,7 +187,7 @@ def test_the_first_retries_of_a_proposer_that_observes_nothing_are_free() -> Non
 
 def test_a_retry_beside_other_requests_pays_for_its_part() -> None:
     budget, requests = budget_at(0.01, "a", "b"), [request_of("a"), request_of("b")]
-    tokens_s = budget._curve.more_s(2, 1)
+    tokens_s = budget._curve.more_s(2, 2, 1)
     assert cost_of_retry(budget, requests, [9, 0], 2.0, 0.5) == pytest.approx(tokens_s + 2.0 / 2 + 0.5)
 
 

@@ -96,7 +96,7 @@ def test_plain_steps_are_measured_in_a_row_and_the_rarer_the_more_a_draft_saves(
     plain, taken = PlainSteps(curve), []
     for _ in range(2500):
         taken.append(plain.takes(1, saved_share))
-        curve.add(1 if taken[-1] else 6, 1.0)
+        curve.add(1, 1 if taken[-1] else 6, 1.0)
         plain.end_steps(1.0)
     runs = "".join("x" if each else " " for each in taken).split()
     assert {len(run) for run in runs} == {cost_curve.LEAST_COLD + cost_curve.NUM_NEEDED}, "these steps are long"
@@ -107,7 +107,7 @@ def test_plain_steps_are_measured_in_a_row_and_the_rarer_the_more_a_draft_saves(
 def test_plain_steps_are_broken_off_by_a_prompt() -> None:
     plain = PlainSteps(curve := CostCurve({1: 1.0, 8: 1.1}, 16))
     for _ in range(cost_curve.NUM_UNMEASURED + 1):
-        curve.add(6, 1.0)
+        curve.add(1, 6, 1.0)
     assert plain.takes(1, 0.1)
     plain.break_off()
     assert not plain.takes(1, 0.1), "the next ones are not paid for yet"
@@ -193,5 +193,5 @@ def test_a_choice_holds_the_longer_the_more_time_it_takes(choice_s: float, num_s
 
 def test_drafts_of_several_proposers_may_be_larger_than_the_table() -> None:
     curve = CostCurve({1: 1.0, 8: 2.0}, 8)
-    assert curve.at(99) == curve.at(8) == 2.0
-    assert curve.more_s(7, 50) == pytest.approx(curve.at(8) - curve.at(7))
+    assert curve.at(1, 99) == curve.at(1, 8) == 2.0
+    assert curve.more_s(1, 7, 50) == pytest.approx(curve.at(1, 8) - curve.at(1, 7))

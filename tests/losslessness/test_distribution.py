@@ -175,8 +175,9 @@ def drawn(make_llm: Any, generate: Any, model_dir: Path, case: Case, num_draws: 
 def make_drafting_free(budget: Any) -> None:
     """So that what a budget decides does not depend on the machine."""
     curve = budget._curve
-    curve.seconds = np.linspace(1.0, 1.001, len(curve.seconds))
-    curve.add = curve.add_empty = lambda num_tokens, seconds: None
+    seconds = np.linspace(1.0, 1.001, len(curve.seconds(1)))
+    curve.seconds = lambda num_requests: seconds
+    curve.add = curve.add_empty = lambda *of: None
     for clock in (budget._first, budget._level, budget._observe):
         clock.add = lambda batch_size, seconds, step: None
 

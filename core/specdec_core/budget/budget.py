@@ -114,7 +114,8 @@ class Budget:
         self._held: Held | None = None  # the last choice
         self._chose_s = self._choice_s = 0.0  # what choosing took in this step, and takes on average
         self._past: list[Past] = []  # drafts from which is to be learned
-        # Of this step: the requests that draft, and what they may ask.
+        # Of this step: how many requests are scheduled, those that draft, and what they may ask.
+        self._num_scheduled = 1
         self._requests: Sequence[RequestView] = ()
         self._rows = np.empty(0, dtype=np.int64)
         self._worth = WHOLE  # the share of their accepted draft tokens that other proposers are expected not to have
@@ -162,7 +163,7 @@ class Budget:
         """
         self.idle.end()
         self.retries.begin()
-        self._so_far, self._drafted_s, self._chose_s = so_far, 0.0, 0.0
+        self._so_far, self._drafted_s, self._chose_s, self._num_scheduled = so_far, 0.0, 0.0, len(requests)
         asked = [request for request, limit in zip(requests, limits, strict=True) if limit]
         self._can_retry = bool(asked)
         self._requests = ()
@@ -202,7 +203,7 @@ class Budget:
         so_far = self._of_drafting.after_drafting(first_s)
         # In a retry, and if none was measured lately, levels go on whatever they cost, which is then measured again.
         level_s = 0.0 if self.retries.number else self._level.recent_seconds(size, self._num_steps)
-        self._levels = Levels(self._rows, limits, self.survival, self._worth, self._curve.seconds, so_far, level_s)
+        self._levels = Levels(self._rows, limits, self.survival, self._worth, self._seconds, so_far, level_s)
         return self._levels
 
     def keep(self, draft: Draft, *, is_host_made: bool = True) -> Draft:
@@ -260,7 +261,8 @@ class Budget:
             usual_s = first_s + RETRY_TOKENS * level_s
             if usual_s or not self._observes:  # else the first calls, which may be slow, are all that is known
                 seconds = min(seconds, OUTLIER * usual_s)
-            more_s = self._curve.more_s(self._so_far.num_rows, round(self._num_kept * number / size))
+            num_verified = round(self._num_kept * number / size)
+            more_s = self._curve.more_s(self._num_scheduled, self._so_far.num_rows, num_verified)
             self.retries.expect(seconds * number / size + late_s + self._observe.seconds(number), more_s)
         elif levels is not None and max(self._limits) >= self._most:
             self._levels_per_draft += NEWEST_WEIGHT * (levels.num_forwarded - self._levels_per_draft)
@@ -286,6 +288,11 @@ class Budget:
         if num_requests:
             plain_s = self._curve.at(num_requests)
             self.retries.end_steps(seconds, plain_s, accepted, num_requests, is_prefill=is_prefill)
+
+    @property
+    def _seconds(self) -> np.ndarray:
+        """Of this step but for drafting, by its number of tokens."""
+        return self._curve.seconds(self._num_scheduled)
 
     @property
     def _lengths_vary(self) -> bool:
@@ -328,7 +335,7 @@ class Budget:
 
     def _num_held(self, so_far: Expected) -> int:
         """For how many steps a choice holds."""
-        wanted = self._choice_s / CHOICE_SHARE / self._curve.at(so_far.num_rows)
+        wanted = self._choice_s / CHOICE_SHARE / self._curve.at(self._num_scheduled, so_far.num_rows)
         return min(max(int(wanted), NUM_HELD), MOST_HELD)
 
     def _worth_of(self, rows: np.ndarray, so_far: Expected) -> np.ndarray:
@@ -354,7 +361,7 @@ class Budget:
             gains *= size * np.arange(num_levels) < np.array(limits)[:, None]
             sizes, first_s = size * found, first_s - level_s
         gains *= (self._worth_of(rows, so_far) * found)[:, None]
-        chosen, saved = best_levels(gains, sizes, so_far, self._curve.seconds, first_s, level_s, none_found)
+        chosen, saved = best_levels(gains, sizes, so_far, self._seconds, first_s, level_s, none_found)
         least = MIN_SAVING_TO_START if self.idle.is_all_off else MIN_SAVING_TO_GO_ON
         self.saved_share = saved if saved > least else 0.0
         if not self.saved_share:
@@ -368,7 +375,7 @@ class Budget:
         and then they are judged anyway, to keep measuring how long that takes."""
         if self._num_steps % NUM_BETWEEN_CUTS == 0:
             return True
-        more_s = self._curve.more_s(self._so_far.num_rows, draft.num_nodes)
+        more_s = self._curve.more_s(self._num_scheduled, self._so_far.num_rows, draft.num_nodes)
         return more_s > LEAST_RATIO * self._cutting.seconds(draft.batch_size)
 
     def _cut(self, draft: Draft, drafted_s: float) -> tuple[Draft, float]:
@@ -387,7 +394,7 @@ class Budget:
             self._of_drafting.draft_s + drafted_s,
             others=self._of_drafting.others,
         )
-        kept = best_nodes(np.where(whole, 0, gains), nodes.requests, so_far, self._curve.seconds) | whole
+        kept = best_nodes(np.where(whole, 0, gains), nodes.requests, so_far, self._seconds) | whole
         if self._in_place:
             last = np.full(draft.batch_size, -1)
             np.maximum.at(last, nodes.requests[kept], np.flatnonzero(kept))

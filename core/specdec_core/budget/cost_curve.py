@@ -1,4 +1,5 @@
-"""The time of a step but for drafting as a function of its number of tokens, kept current while the engine runs."""
+"""The time of a step but for drafting as a function of its numbers of requests and of tokens, kept current while the
+engine runs."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from math import ceil, log
 from statistics import median
 
 import numpy as np
+from attrs import define, field
 
 from specdec_core.budget.recent import Recent
 
@@ -34,53 +36,73 @@ COLD_S, LEAST_COLD, MOST_COLD = 0.012, 2, 20
 the first twice as long if they are short, the next ones a quarter, and the last ones still a tenth."""
 
 
-class CostCurve:
-    """Estimates the seconds that a step takes, without drafting, from the number of tokens in the forward pass.
+@define
+class _Bin:
+    """Steps of similar size. newest: ratios of measured times to the curve, divided by the load. ratio: None until it
+    was measured. load_at, measured_at: the load and the step when it was last measured."""
 
-    The shape of the curve is measured when the engine is built. Steps that the engine runs correct it: for numbers of
-    tokens of similar size (a bin), by the mean ratio of the steps' times to the curve. A bin that never had a step
-    takes the ratio of its neighbors. If a bin had none lately, its ratio changes by as much as those of the others. So
-    the estimates follow longer contexts, sampling parameters and the load of the machine. A single step counts where it
-    is far below the estimate: an interruption makes steps slower, and nothing makes them faster.
+    recent: Recent = field(factory=lambda: Recent(MOST_AGE))
+    newest: deque[float] = field(factory=lambda: deque(maxlen=NUM_NEEDED))
+    ratio: float | None = None
+    load_at: float | None = None
+    measured_at: int = 0
+
+
+class CostCurve:
+    """Estimates the seconds that a step takes, without drafting, from the number of its requests and that of the tokens
+    in its forward pass.
+
+    A curve by the number of tokens is measured when the engine is built, with few requests. Steps that the engine runs
+    correct it: for requests and tokens of similar numbers (a bin), by the mean ratio of the steps' times to the curve.
+    Between the bins of as many requests, the ratio is interpolated. Beyond the largest one, further tokens add
+    what they do on the curve: requests cost time by themselves, and draft tokens do not pay for that. Where no plain
+    steps of so many requests were measured, they have the ratio of those of fewer and of more requests. If a bin had no
+    steps lately, its ratio changes by as much as those of the others. So the estimates follow longer contexts,
+    sampling parameters and the load of the machine. A single step counts where it is far below the estimate: an
+    interruption makes steps slower, and nothing makes them faster.
 
     measured: seconds by number of tokens, for one or more numbers.
     max_tokens: the most tokens of a forward pass.
 
-    Attributes: seconds float64 [max_tokens + 1], by number of tokens; it never falls. load: by how many times all steps
-    have become slower, whatever their size; only its changes mean anything.
+    Attributes: load, by how many times all steps have become slower, whatever their size; only its changes mean
+    anything. num_corrections: estimates stay the same while this does.
     """
 
     def __init__(self, measured: Mapping[int, float], max_tokens: int) -> None:
         self._sizes = np.array(list(sizes_up_to(max_tokens)))  # of the bins
         self._logs = np.log(np.arange(1, max_tokens + 1))
-        self._recent = [Recent(MOST_AGE) for _ in self._sizes]
-        self._newest = [deque[float](maxlen=NUM_NEEDED) for _ in self._sizes]  # ratios, divided by the load
-        self._ratios: dict[int, float] = {}  # of the bins that were measured
+        self._bins: dict[tuple[int, int], _Bin] = {}  # by the bins of the number of requests, and of tokens
         self.load, self._noise = 1.0, NOISE
-        self._load_at: dict[int, float] = {}  # of each bin: when it was last measured
-        self._last: list[int] = []  # the bins that were measured before the last update
+        self._last: list[_Bin] = []  # the bins that were measured before the last update
         self._empty = Recent(MOST_AGE)
-        self._num_steps = self._corrected_at = 0
-        self._measured_at = [0] * len(self._sizes)  # of each bin: the last step
+        self._num_steps = self._corrected_at = self.num_corrections = 0
         self._base = _never_falling(_interpolated(measured, max_tokens))
         bins = np.abs(np.subtract.outer(self._logs, np.log(self._sizes))).argmin(axis=1)
         self._expected = list(zip(bins.tolist(), self._base[1:].tolist(), strict=True))  # of each number of tokens
-        self.seconds = self._base
+        self._tables: dict[int, np.ndarray] = {}  # by the bin of the number of requests
 
-    def add(self, num_tokens: int, seconds: float, number: int = 1) -> None:
+    def seconds(self, num_requests: int) -> np.ndarray:
+        """float64 [max_tokens + 1]   of steps of so many requests, by the number of tokens. They never fall."""
+        nearest = self._bin(num_requests)
+        if nearest not in self._tables:
+            self._tables[nearest] = self._table(nearest)
+        return self._tables[nearest]
+
+    def add(self, num_requests: int, num_tokens: int, seconds: float, number: int = 1) -> None:
         """Correct the curve by a step, or by the mean of a number of steps in a row. NUM_NEEDED of these suffice."""
         nearest, expected_s = self._expected[num_tokens - 1]
+        each = self._bins.setdefault((self._bin(num_requests), nearest), _Bin())
         self._num_steps += number - 1
         for _ in range(min(number, NUM_NEEDED)):
-            self._recent[nearest].add(seconds / expected_s, self._num_steps + 1)
-            self._newest[nearest].append(seconds / expected_s / self.load)
-        self._measured_at[nearest] = self._num_steps + 1
+            each.recent.add(seconds / expected_s, self._num_steps + 1)
+            each.newest.append(seconds / expected_s / self.load)
+        each.measured_at = self._num_steps + 1
         self._count_step()
 
-    def add_empty(self, num_tokens: int, seconds: float) -> None:
+    def add_empty(self, num_requests: int, seconds: float) -> None:
         """Count a step for which a proposer was asked, and had no draft token: the forward pass is slower than that of
         a plain step, since other code has run before it."""
-        self._empty.add(seconds - float(self.seconds[num_tokens]), self._num_steps + 1)
+        self._empty.add(seconds - self.at(num_requests), self._num_steps + 1)
         self._count_step()
 
     def refresh(self) -> None:
@@ -93,30 +115,36 @@ class CostCurve:
         """By how many seconds a step's forward pass is slower after a proposer was asked in vain."""
         return max(0.0, self._empty.mean(self._num_steps) or 0.0)
 
-    def at(self, num_tokens: int) -> float:
-        """The seconds of a step with so many tokens. Several proposers' drafts may come to more than the table has."""
-        return float(self.seconds[min(num_tokens, len(self.seconds) - 1)])
+    def at(self, num_requests: int, num_tokens: int | None = None) -> float:
+        """The seconds of a step with so many tokens; None: of a plain one. Several proposers' drafts may come to more
+        than the table has."""
+        seconds = self.seconds(num_requests)
+        return float(seconds[min(num_requests if num_tokens is None else num_tokens, len(seconds) - 1)])
 
-    def more_s(self, num_tokens: int, more: int) -> float:
+    def more_s(self, num_requests: int, num_tokens: int, more: int) -> float:
         """The seconds that `more` tokens add to a forward pass of num_tokens."""
-        return self.at(num_tokens + more) - self.at(num_tokens)
+        return self.at(num_requests, num_tokens + more) - self.at(num_requests, num_tokens)
 
-    def num_cold(self, num_tokens: int) -> int:
-        """How many plain steps of so many tokens take longer after a draft."""
-        return min(max(ceil(COLD_S / self.at(num_tokens)), LEAST_COLD), MOST_COLD)
+    def num_cold(self, num_requests: int) -> int:
+        """How many plain steps of so many requests take longer after a draft."""
+        return min(max(ceil(COLD_S / self.at(num_requests)), LEAST_COLD), MOST_COLD)
 
-    def is_out_of_date(self, num_tokens: int) -> bool:
-        """Whether many steps were measured since the last one of about so many tokens."""
-        return self._measured_at[self._bin(num_tokens)] <= self._num_steps - NUM_UNMEASURED
+    def is_out_of_date(self, num_requests: int) -> bool:
+        """Whether many steps were measured since the last plain one of about so many requests."""
+        nearest = self._bin(num_requests)
+        each = self._bins.get((nearest, nearest))
+        return (0 if each is None else each.measured_at) <= self._num_steps - NUM_UNMEASURED
 
-    def is_doubtful(self, num_tokens: int) -> bool:
-        """Whether steps of other sizes have become so much slower, or faster, since the last one of about so many
-        tokens, that it may not be true of these, too."""
-        change = self.load / self._load_at.get(self._bin(num_tokens), self.load)
+    def is_doubtful(self, num_requests: int) -> bool:
+        """Whether other steps have become so much slower, or faster, since the last plain one of about so many requests
+        that it may not be true of these, too."""
+        nearest = self._bin(num_requests)
+        each = self._bins.get((nearest, nearest))
+        change = 1.0 if each is None or each.load_at is None else self.load / each.load_at
         return not 1 / DOUBTFUL < change < DOUBTFUL
 
-    def _bin(self, num_tokens: int) -> int:
-        nearest: int = self._expected[min(num_tokens, len(self._expected)) - 1][0]
+    def _bin(self, number: int) -> int:
+        nearest: int = self._expected[min(number, len(self._expected)) - 1][0]
         return nearest
 
     def _count_step(self) -> None:
@@ -126,35 +154,83 @@ class CostCurve:
 
     def _correct(self) -> None:
         last, self._corrected_at = self._corrected_at, self._num_steps
-        measured = [i for i, at in enumerate(self._measured_at) if at > last]
-        means = {i: self._recent[i].mean(self._num_steps, NUM_NEEDED) for i in measured}
-        fresh = {i: ratio for i, ratio in means.items() if ratio is not None}
-        rare = {i: ratio for i in measured if i not in fresh and (ratio := self._ratio_of_few(i)) is not None}
+        fresh, rare = list[tuple[_Bin, float]](), list[tuple[_Bin, float]]()
+        for at, each in self._bins.items():
+            if each.measured_at > last:
+                if (ratio := each.recent.mean(self._num_steps, NUM_NEEDED)) is not None:
+                    fresh.append((each, ratio))
+                elif (ratio := self._ratio_of_few(at, each)) is not None:
+                    rare.append((each, ratio))
         if not fresh and not rare:
             return
-        changes = {i: ratio / self._ratios[i] for i, ratio in fresh.items() if i in self._ratios}
+        changes = {id(each): ratio / each.ratio for each, ratio in fresh if each.ratio is not None}
         # Where drafting starts or stops, all other sizes are measured than before.
-        stayed = [changes[i] for i in self._last if i in changes]
+        stayed = [changes[id(each)] for each in self._last if id(each) in changes]
         if stayed:
             change = median(stayed)
             self._noise += NEWEST_WEIGHT * (log(change) ** 2 - self._noise)
         else:
             change = median(changes.values() or [1.0]) ** (self._noise / (self._noise + OF_SIZES))
         self.load *= change
-        self._ratios = {i: ratio * change for i, ratio in (self._ratios | rare).items()} | fresh
-        self._load_at |= dict.fromkeys([*fresh, *rare], self.load)
-        self._last = list(fresh) or self._last
-        known = sorted(self._ratios)
-        of_each = np.interp(self._logs, np.log(self._sizes[known]), [self._ratios[i] for i in known])
-        self.seconds = _never_falling(self._base * np.concatenate([of_each[:1], of_each]))
+        for each, ratio in rare:
+            each.ratio = ratio
+        for each in self._bins.values():
+            if each.ratio is not None:
+                each.ratio *= change
+        for each, ratio in fresh:
+            each.ratio = ratio
+        for each, _ in fresh + rare:
+            each.load_at = self.load
+        self._last = [each for each, _ in fresh] or self._last
+        self.num_corrections += 1
+        self._tables.clear()
 
-    def _ratio_of_few(self, nearest: int) -> float | None:
+    def _ratio_of_few(self, at: tuple[int, int], each: _Bin) -> float | None:
         """The ratio of a bin that had fewer steps lately than are needed; None: too little is known."""
-        newest, size = self._newest[nearest], self._sizes[nearest]
-        last = newest[-1] * self.load
-        if last * DOUBTFUL < self.seconds[size] / self._base[size]:
+        num_requests, num_tokens = self._sizes[list(at)].tolist()
+        last = each.newest[-1] * self.load
+        if last * DOUBTFUL < self.at(num_requests, num_tokens) / self._base[num_tokens]:
             return last
-        return median(newest) * self.load if len(newest) == NUM_NEEDED else None
+        return median(each.newest) * self.load if len(each.newest) == NUM_NEEDED else None
+
+    def _table(self, nearest: int) -> np.ndarray:
+        """What `seconds` returns for a number of requests of this bin."""
+        ratios = self._ratios_of(nearest)
+        if nearest not in ratios:
+            ratios = self._ratio_of_plain(nearest) | ratios or {nearest: self.load}
+        known = self._sizes[list(ratios)]
+        of_each = np.interp(self._logs, np.log(known), list(ratios.values()))
+        seconds = self._base * np.concatenate([of_each[:1], of_each])
+        largest = int(known[-1])
+        more_s = self._base[largest:] - self._base[largest]
+        seconds[largest:] = seconds[largest] + more_s * self._ratio_of_more(of_each[-1])
+        return _never_falling(seconds)
+
+    def _ratio_of_more(self, ratio: float) -> float:
+        """The ratio to assume of the time that further tokens add: that of all numbers of requests of which steps of
+        several sizes were measured. If there are none, the load, or less where the ratio of a step is lower: further
+        tokens that seem too dear are never tried."""
+        measured_s = expected_s = 0.0
+        for nearest in {at[0] for at in self._bins}:
+            if len(ratios := self._ratios_of(nearest)) > 1:
+                ends = [next(iter(ratios)), next(reversed(ratios))]
+                first_s, last_s = self._base[self._sizes[ends]].tolist()
+                measured_s += last_s * ratios[ends[1]] - first_s * ratios[ends[0]]
+                expected_s += last_s - first_s
+        return max(0.0, measured_s / expected_s) if expected_s else min(ratio, self.load)
+
+    def _ratios_of(self, nearest: int) -> dict[int, float]:
+        """Of the bins that were measured with so many requests: {bin of tokens: ratio}, sorted."""
+        found = {at[1]: each.ratio for at, each in self._bins.items() if at[0] == nearest and each.ratio is not None}
+        return dict(sorted(found.items()))
+
+    def _ratio_of_plain(self, nearest: int) -> dict[int, float]:
+        """The ratio to assume of plain steps, from those of fewer and of more requests. Empty: none was measured."""
+        plain = sorted((at[0], each.ratio) for at, each in self._bins.items() if at[0] == at[1] and each.ratio)
+        if not plain:
+            return {}
+        known, ratios = zip(*plain, strict=True)
+        return {nearest: float(np.interp(np.log(self._sizes[nearest]), np.log(self._sizes[list(known)]), ratios))}
 
 
 def sizes_up_to(most: int) -> Iterator[int]:

@@ -31,7 +31,7 @@ class Idle:
         self._is_all_off = False
         self._requests: Sequence[RequestView] | None = None  # of a step in which all were off
         self._is_beside, self._num_left = False, 0  # if that is so beside other drafts only: for how many more steps
-        self._size, self._decided_by = 0, curve.seconds  # their number, and the costs then
+        self._size, self._decided_by = 0, curve.num_corrections  # their number, and the costs then
         self._costs = [0.0, 0.0]
         self._new_off: set[tuple[int, int]] = set()  # groups and batch sizes: new requests like these are off
 
@@ -61,7 +61,7 @@ class Idle:
 
     def begin(self, requests: Sequence[RequestView], *, is_beside: bool = False) -> None:
         """Note that none of a step's requests drafts. is_beside: because other proposers have drafts for them."""
-        self._requests, self._decided_by = list(requests), self._curve.seconds
+        self._requests, self._decided_by = list(requests), self._curve.num_corrections
         self._is_beside, self._num_left = is_beside, NUM_BESIDE
         self._size, self._costs = len(requests), self._costs_of(len(requests))
 
@@ -83,11 +83,11 @@ class Idle:
             self._num_left -= is_beside
             if not is_beside or self._num_left < 0:
                 return False
-        if self._curve.seconds is not self._decided_by:
+        if self._curve.num_corrections != self._decided_by:
             if not np.allclose(self._costs_of(self._size), self._costs, rtol=SAME):
                 self._new_off.clear()
                 return False
-            self._decided_by = self._curve.seconds
+            self._decided_by = self._curve.num_corrections
         if requests == self._requests or (is_prefill and all(map(self.is_off, requests))):
             return True
         return not is_prefill and len(requests) == self._size and self._takes_over(requests)
@@ -108,4 +108,4 @@ class Idle:
     def _costs_of(self, number: int) -> list[float]:
         """What a plain step of so many requests takes, and one with a few draft tokens, on a machine without load: what
         makes all steps slower makes drafting slower, too."""
-        return [self._curve.at(rows) / self._curve.load for rows in (number, number + NUM_MORE)]
+        return [self._curve.at(number, rows) / self._curve.load for rows in (number, number + NUM_MORE)]

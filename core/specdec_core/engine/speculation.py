@@ -208,7 +208,8 @@ class Speculation:
         self._unsaved.append(report.draft_s + seconds)
         seconds += self._own_s  # which draft_s has, too, but no budget counts
         self._num_plain = 0 if has_asked else self._num_plain + 1
-        num_tokens = 0 if report.num_prefill_tokens else report.num_nodes + report.num_decode_requests
+        num_requests = report.num_decode_requests
+        num_tokens = 0 if report.num_prefill_tokens else report.num_nodes + num_requests
         self._num_alike = self._num_alike + 1 if num_tokens == self._num_tokens else 1
         self._num_tokens = num_tokens
         if self._is_idle and len(self._unsaved) < MOST_STEPS:
@@ -216,15 +217,15 @@ class Speculation:
             return  # budgets learn of these steps together
         if not report.num_prefill_tokens:
             if has_asked and not report.num_nodes:
-                self._curve.add_empty(num_tokens, seconds)
+                self._curve.add_empty(num_requests, seconds)
             elif has_asked:
-                self._curve.add(num_tokens, seconds)
-            elif (num_warm := self._num_plain - self._curve.num_cold(num_tokens)) > 0:  # the mean of those together
+                self._curve.add(num_requests, num_tokens, seconds)
+            elif (num_warm := self._num_plain - self._curve.num_cold(num_requests)) > 0:  # the mean of those together
                 number = min(self._num_alike, num_warm, len(self._unsaved))
-                self._curve.add(num_tokens, fmean(self._unsaved[-number:]), number)
+                self._curve.add(num_requests, num_tokens, fmean(self._unsaved[-number:]), number)
         num_drafts = sum(draft is not None and draft.num_nodes > 0 for draft in self._own_drafts.values())
         accepted = report.accepted_per_request if num_drafts == 1 else {}  # else it is not known whose they were
-        of_step = report.num_decode_requests, accepted
+        of_step = num_requests, accepted
         for drafter in self.drafters:
             if drafter.budget is not None:
                 drafter.budget.end_steps(self._unsaved, *of_step, is_prefill=report.num_prefill_tokens > 0)

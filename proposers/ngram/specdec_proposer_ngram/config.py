@@ -10,7 +10,7 @@ from specdec_core import ConfigError, option
 from specdec_core.config.fields import one_of, whole_number
 
 DEFAULT_LENGTHS = 2, 5
-DEFAULT_NUM_TOKENS = 5
+DEFAULT_NUM_TOKENS = 8
 """Draft tokens in a step where users give no number."""
 
 

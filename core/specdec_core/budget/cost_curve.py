@@ -3,7 +3,7 @@ engine runs."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from math import ceil, log
 from statistics import median
@@ -71,7 +71,7 @@ class CostCurve:
     def __init__(self, measured: Mapping[int, float], max_tokens: int) -> None:
         self._sizes = np.array(list(sizes_up_to(max_tokens)))  # of the bins
         self._logs = np.log(np.arange(1, max_tokens + 1))
-        self._bins: dict[tuple[int, int], _Bin] = {}  # by the bins of the number of requests, and of tokens
+        self._bins = defaultdict[int, dict[int, _Bin]](dict)  # by the bins of the number of requests, and of tokens
         self.load, self._noise = 1.0, NOISE
         self._last: list[_Bin] = []  # the bins that were measured before the last update
         self._empty = Recent(MOST_AGE)
@@ -91,7 +91,10 @@ class CostCurve:
     def add(self, num_requests: int, num_tokens: int, seconds: float, number: int = 1) -> None:
         """Correct the curve by a step, or by the mean of a number of steps in a row. NUM_NEEDED of these suffice."""
         nearest, expected_s = self._expected[num_tokens - 1]
-        each = self._bins.setdefault((self._bin(num_requests), nearest), _Bin())
+        of_requests = self._bins[self._bin(num_requests)]
+        if nearest not in of_requests:
+            of_requests[nearest] = _Bin()
+        each = of_requests[nearest]
         self._num_steps += number - 1
         for _ in range(min(number, NUM_NEEDED)):
             each.recent.add(seconds / expected_s, self._num_steps + 1)
@@ -131,21 +134,23 @@ class CostCurve:
 
     def is_out_of_date(self, num_requests: int) -> bool:
         """Whether many steps were measured since the last plain one of about so many requests."""
-        nearest = self._bin(num_requests)
-        each = self._bins.get((nearest, nearest))
+        each = self._plain_bin(num_requests)
         return (0 if each is None else each.measured_at) <= self._num_steps - NUM_UNMEASURED
 
     def is_doubtful(self, num_requests: int) -> bool:
         """Whether other steps have become so much slower, or faster, since the last plain one of about so many requests
         that it may not be true of these, too."""
-        nearest = self._bin(num_requests)
-        each = self._bins.get((nearest, nearest))
+        each = self._plain_bin(num_requests)
         change = 1.0 if each is None or each.load_at is None else self.load / each.load_at
         return not 1 / DOUBTFUL < change < DOUBTFUL
 
     def _bin(self, number: int) -> int:
         nearest: int = self._expected[min(number, len(self._expected)) - 1][0]
         return nearest
+
+    def _plain_bin(self, num_requests: int) -> _Bin | None:
+        nearest = self._bin(num_requests)
+        return self._bins[nearest].get(nearest)
 
     def _count_step(self) -> None:
         self._num_steps += 1
@@ -155,11 +160,12 @@ class CostCurve:
     def _correct(self) -> None:
         last, self._corrected_at = self._corrected_at, self._num_steps
         fresh, rare = list[tuple[_Bin, float]](), list[tuple[_Bin, float]]()
-        for at, each in self._bins.items():
+        bins = [(requests, tokens, each) for requests, row in self._bins.items() for tokens, each in row.items()]
+        for requests, tokens, each in bins:
             if each.measured_at > last:
                 if (ratio := each.recent.mean(self._num_steps, NUM_NEEDED)) is not None:
                     fresh.append((each, ratio))
-                elif (ratio := self._ratio_of_few(at, each)) is not None:
+                elif (ratio := self._ratio_of_few(each, requests, tokens)) is not None:
                     rare.append((each, ratio))
         if not fresh and not rare:
             return
@@ -174,7 +180,7 @@ class CostCurve:
         self.load *= change
         for each, ratio in rare:
             each.ratio = ratio
-        for each in self._bins.values():
+        for _, _, each in bins:
             if each.ratio is not None:
                 each.ratio *= change
         for each, ratio in fresh:
@@ -185,9 +191,9 @@ class CostCurve:
         self.num_corrections += 1
         self._tables.clear()
 
-    def _ratio_of_few(self, at: tuple[int, int], each: _Bin) -> float | None:
+    def _ratio_of_few(self, each: _Bin, requests: int, tokens: int) -> float | None:
         """The ratio of a bin that had fewer steps lately than are needed; None: too little is known."""
-        num_requests, num_tokens = self._sizes[list(at)].tolist()
+        num_requests, num_tokens = self._sizes[[requests, tokens]].tolist()
         last = each.newest[-1] * self.load
         if last * DOUBTFUL < self.at(num_requests, num_tokens) / self._base[num_tokens]:
             return last
@@ -211,7 +217,7 @@ class CostCurve:
         several sizes were measured. If there are none, the load, or less where the ratio of a step is lower: further
         tokens that seem too dear are never tried."""
         measured_s = expected_s = 0.0
-        for nearest in {at[0] for at in self._bins}:
+        for nearest in self._bins:
             if len(ratios := self._ratios_of(nearest)) > 1:
                 ends = [next(iter(ratios)), next(reversed(ratios))]
                 first_s, last_s = self._base[self._sizes[ends]].tolist()
@@ -221,16 +227,17 @@ class CostCurve:
 
     def _ratios_of(self, nearest: int) -> dict[int, float]:
         """Of the bins that were measured with so many requests: {bin of tokens: ratio}, sorted."""
-        found = {at[1]: each.ratio for at, each in self._bins.items() if at[0] == nearest and each.ratio is not None}
-        return dict(sorted(found.items()))
+        row = sorted(self._bins.get(nearest, {}).items())
+        return {tokens: each.ratio for tokens, each in row if each.ratio is not None}
 
     def _ratio_of_plain(self, nearest: int) -> dict[int, float]:
         """The ratio to assume of plain steps, from those of fewer and of more requests. Empty: none was measured."""
-        plain = sorted((at[0], each.ratio) for at, each in self._bins.items() if at[0] == at[1] and each.ratio)
+        of_each = {n: self._ratios_of(n).get(n) for n in sorted(self._bins)}
+        plain = {n: ratio for n, ratio in of_each.items() if ratio is not None}
         if not plain:
             return {}
-        known, ratios = zip(*plain, strict=True)
-        return {nearest: float(np.interp(np.log(self._sizes[nearest]), np.log(self._sizes[list(known)]), ratios))}
+        known = np.log(self._sizes[list(plain)])
+        return {nearest: float(np.interp(np.log(self._sizes[nearest]), known, list(plain.values())))}
 
 
 def sizes_up_to(most: int) -> Iterator[int]:

@@ -376,6 +376,7 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/benchmarks.md", "vllm_acceptance", vllm_acceptance),
     ("docs/performance.md", "device_waits", device_waits),
     ("docs/benchmarks.md", "default_settings", budget_tables.default_settings),
+    ("docs/benchmarks.md", "default_settings_avx2", budget_tables.default_settings),
     ("docs/benchmarks.md", "fixed_numbers", budget_tables.fixed_numbers),
     ("docs/benchmarks.md", "combined", budget_tables.combined),
     ("docs/benchmarks.md", "calibration", budget_tables.calibration),
@@ -401,7 +402,9 @@ def read(path: Path) -> dict[str, Any]:
     machine = record.get("machine", {})
     if "processor" in machine:
         name = machine["processor"].replace("(R)", "").removesuffix(" Processor")
-        machine["processor"] = f"{name} with AMX" if machine.get("amx") else name
+        # Older records do not say whether there is AVX-512; all of their processors had it.
+        more = " with AMX" if machine.get("amx") else "" if machine.get("avx512_bf16", True) else " without AVX-512"
+        machine["processor"] = name + more
     return record
 
 

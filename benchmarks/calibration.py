@@ -55,8 +55,9 @@ def measure(method: str, options: dict[str, Any], temperature: float, num_nodes:
         assert budget is not None
         budget.survival.watch = watch
         budget._choose = lambda rows, limits, so_far: limits  # type: ignore[method-assign]
-        budget._curve.add = lambda num_tokens, seconds: None  # type: ignore[method-assign]
-        budget._curve.seconds = np.ones_like(budget._curve.seconds)
+        seconds, nothing = np.ones_like(budget._curve.seconds(1)), lambda *of: None
+        budget._curve.seconds = lambda num_requests, seconds=seconds: seconds  # type: ignore[method-assign,misc]
+        budget._curve.add = budget._curve.add_empty = nothing  # type: ignore[method-assign]
         while sum(map(len, estimates)) < num_nodes:
             llm.generate(list(islice(prompts, BATCH)), params, use_tqdm=False)
     estimated, is_accepted = np.concatenate(estimates), np.concatenate(outcomes)

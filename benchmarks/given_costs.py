@@ -5,7 +5,7 @@
 What the budget of a step decides depends on what steps cost. Here engine, drafts and acceptance are real, and so is the
 time of drafting. The times of forward passes follow a formula (`Costs`), as the engine sees them and as they count. So
 a machine can be judged that is not at hand. A row compares default settings and fixed numbers of draft tokens with
-plain decoding: a speed-up is the mean over the rounds after the first ones, in which the budget learns.
+plain decoding: times are means over the rounds after the first ones, in which the budget learns.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ NOISE, OUTLIER_SHARE, OUTLIER = 0.05, 0.01, 3.0
 
 @attrs.frozen
 class Costs:
-    """Milliseconds of a step without drafting: fixed, for each request, for each token, and if there are draft tokens,
-    once more for the step and for each request."""
+    """Milliseconds of a step: a fixed part, and more for each request and each token. Draft tokens add `drafts`, and
+    `request_with_drafts` for each request, however many there are."""
 
     fixed: float
     request: float
@@ -86,7 +86,7 @@ def timed_by(costs: Costs, seen: list[float]) -> Iterator[None]:
 
 
 def measure(costs: Costs, cell: dict[str, Any], config: Any, rounds: int, max_tokens: int) -> float:
-    """The speed-up of one configuration in a cell."""
+    """The seconds of a round of a cell with a configuration; None: plain decoding."""
     batch_size, seen = cell["batch_size"], list[float]()
     params = SamplingParams(temperature=cell["temperature"], max_tokens=max_tokens, ignore_eos=True)
     with timed_by(costs, seen), LLM("tiny", speculative_config=config, disable_log_stats=True) as llm:
@@ -99,8 +99,7 @@ def measure(costs: Costs, cell: dict[str, Any], config: Any, rounds: int, max_to
                 some = [{"prompt_token_ids": token_ids} for token_ids in prompts[first : first + batch_size]]
                 llm.generate(some, params, use_tqdm=False)
             of_rounds.append(sum(seen))
-    plain = costs.seconds(batch_size, batch_size) * (max_tokens - 1) * len(prompts) / batch_size
-    return round(mean(plain / seconds for seconds in of_rounds[NUM_LEARNING:]), 3)
+    return mean(of_rounds[NUM_LEARNING:])
 
 
 def main() -> None:
@@ -121,7 +120,9 @@ def main() -> None:
         cell = {"method": method, "prompts": kind, "temperature": temperature, "batch_size": batch_size}
         config = {"method": method, **METHODS[method]}
         configs = {"default": config} | {str(n): {**config, "num_speculative_tokens": n} for n in NUMBERS}
-        ups = {key: measure(COSTS[name], cell, each, args.rounds, args.max_tokens) for key, each in configs.items()}
+        plain_s = measure(COSTS[name], cell, None, args.rounds, args.max_tokens)
+        taken = {key: measure(COSTS[name], cell, each, args.rounds, args.max_tokens) for key, each in configs.items()}
+        ups = {key: round(plain_s / seconds, 3) for key, seconds in taken.items()}
         best = max((key for key in ups if key != "default"), key=ups.__getitem__)
         row = {"costs": attrs.asdict(COSTS[name]), "name": name, **cell, "speed_up": ups, "best": int(best)}
         print(name, *cell.values(), ups, flush=True)

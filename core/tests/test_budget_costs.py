@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
+from simulated_budget import budget_at, request_of
 
 from specdec_core.budget import clock, cost_curve
+from specdec_core.budget.choice import Expected
 from specdec_core.budget.clock import Clock
 from specdec_core.budget.cost_curve import LEAST_COLD, NUM_BETWEEN, CostCurve
 from specdec_core.budget.debt import Debt
@@ -44,7 +46,18 @@ def test_where_requests_are_dear_draft_tokens_are_not() -> None:
     for _ in range(NUM_BETWEEN):
         curve.add(64, 96, 6.0)
     assert curve.at(64, 96) == pytest.approx(6.0)
-    assert curve.at(1, 128) == pytest.approx(curve.at(1) + 1.27 * 1.0 / 0.32), "draft tokens turned out to be dearer"
+    assert curve.at(64, 128) == pytest.approx(6.0 + 0.32), "having drafts at all takes time, and further tokens little"
+    for _ in range(NUM_BETWEEN):
+        curve.add(64, 128, 6.0 + 3 * 0.32)
+    assert curve.at(1, 128) > curve.at(1) + 2 * 1.27, "draft tokens turned out to be dearer"
+
+
+def test_a_batch_of_requests_that_are_dear_drafts() -> None:
+    """Eight more tokens add 4 to a step of 10."""
+    budget, requests = budget_at(0.5, *"abcdefgh", most=1), [request_of(name) for name in "abcdefgh"]
+    for _ in range(NUM_BETWEEN):
+        budget._curve.add(8, 8, 10.0)
+    assert budget.share(requests, [1] * 8, Expected.of_plain(8)) == [1] * 8
 
 
 def test_a_number_of_requests_that_was_never_measured_is_like_its_neighbors() -> None:
@@ -107,8 +120,10 @@ def test_what_was_learned_of_a_size_stays_relative_to_the_others() -> None:
     for _ in range(400):
         curve.add(1, 1, 2.0)
     assert curve.at(1, 6) / curve.at(1) == pytest.approx(3.6), "the machine is slower, and for both"
-    assert curve.is_out_of_date(6)
     assert not curve.is_out_of_date(1)
+    for _ in range(NUM_BETWEEN):
+        curve.add(1, 6, 7.2)
+    assert curve.is_out_of_date(1), "those had drafts"
 
 
 def test_sizes_that_were_not_measured_since_a_large_change_are_doubtful() -> None:
@@ -153,6 +168,23 @@ def test_a_few_plain_steps_in_a_row_correct_the_curve() -> None:
     for step in range(8 * NUM_BETWEEN):  # drafts in most steps
         curve.add(1, 1, 0.5) if step % 128 < cost_curve.NUM_NEEDED else curve.add(1, 6, 1.5)
     assert curve.seconds(1)[1] == pytest.approx(0.5)
+
+
+def test_few_draft_tokens_are_not_taken_for_plain_steps() -> None:
+    curve = CostCurve({1: 1.0, 16: 2.0, 32: 3.0}, 64)
+    for _ in range(NUM_BETWEEN):
+        curve.add(8, 8, 1.5)
+        curve.add(8, 9, 2.5)
+    assert (curve.at(8), curve.at(8, 9)) == (pytest.approx(1.5), pytest.approx(2.5))
+
+
+def test_steps_count_with_their_numbers_of_requests_and_tokens() -> None:
+    curve, added = CostCurve({1: 1.0, 6: 1.5}, 16), list[tuple[int, int]]()
+    speculation = Speculation([], torch.device("cpu"), curve)
+    curve.add = lambda num_requests, num_tokens, *_: added.append((num_requests, num_tokens))  # type: ignore[method-assign]
+    speculation._own_drafts = {"any": Draft.from_chains([[7] * 2] * 4)}
+    speculation.end_step(StepReport(num_decode_requests=4, num_nodes=8, target_s=1.0))
+    assert added == [(4, 12)]
 
 
 @pytest.mark.parametrize("slowdown", [1.0, 2.0])

@@ -20,7 +20,7 @@ NUM_BETWEEN = 32
 NUM_REFRESHED = 8
 """Measured steps after which the table may be updated earlier."""
 NUM_UNMEASURED = 32
-"""Measured steps after which a number of tokens counts as not measured lately, or never."""
+"""Measured steps after which plain steps of a number of requests count as not measured lately, or never."""
 NUM_NEEDED = 3
 """Measurements that it takes to correct the table. Older ones than MOST_AGE are used where a size is measured so rarely
 that there are no others, as if they had been taken under the present load."""
@@ -31,6 +31,8 @@ NOISE, OF_SIZES, NEWEST_WEIGHT = 0.063, 0.027, 0.1
 of these sizes in comparison with others. The change (of its logarithm) is shared out by the variance that either has:
 NOISE at first for the machine, then what repeated measurements of the same sizes show, with NEWEST_WEIGHT for the
 newest; OF_SIZES for the sizes, where the rest adds up if it is always the same."""
+FIRST_GUESS = 0.1
+"""What is assumed of further tokens, before some are measured, counts as much as this many plain steps of a request."""
 COLD_S, LEAST_COLD, MOST_COLD = 0.012, 2, 20
 """For so many seconds, and for a number of steps within these bounds, plain steps take longer after a draft, on a CPU:
 the first twice as long if they are short, the next ones a quarter, and the last ones still a tenth."""
@@ -38,9 +40,11 @@ the first twice as long if they are short, the next ones a quarter, and the last
 
 @define
 class _Bin:
-    """Steps of similar size. newest: ratios of measured times to the curve, divided by the load. ratio: None until it
-    was measured. load_at, measured_at: the load and the step when it was last measured."""
+    """Steps of similar size. num_drafted: draft tokens of the last one. newest: ratios of measured times to the curve,
+    divided by the load. ratio: None until it was measured. load_at, measured_at: the load and the step when it was last
+    measured."""
 
+    num_drafted: int
     recent: Recent = field(factory=lambda: Recent(MOST_AGE))
     newest: deque[float] = field(factory=lambda: deque(maxlen=NUM_NEEDED))
     ratio: float | None = None
@@ -53,52 +57,53 @@ class CostCurve:
     in its forward pass.
 
     A curve by the number of tokens is measured when the engine is built, with few requests. Steps that the engine runs
-    correct it: for requests and tokens of similar numbers (a bin), by the mean ratio of the steps' times to the curve.
-    Between the bins of as many requests, the ratio is interpolated. Beyond the largest one, further tokens add
-    what they do on the curve: requests cost time by themselves, and draft tokens do not pay for that. Where no plain
-    steps of so many requests were measured, they have the ratio of those of fewer and of more requests. If a bin had no
-    steps lately, its ratio changes by as much as those of the others. So the estimates follow longer contexts,
-    sampling parameters and the load of the machine. A single step counts where it is far below the estimate: an
-    interruption makes steps slower, and nothing makes them faster.
+    correct it: for similar numbers of requests and of draft tokens (a bin), by the mean ratio of the steps' times to
+    the curve. Between the bins of as many requests, the ratio is interpolated. Beyond the largest one, further tokens
+    add what they add elsewhere, and not by the ratio: that of a plain step is high because of its requests. Plain steps
+    that were never run have the ratio of those of fewer and of more requests. If a bin had no steps lately, its ratio
+    changes by as much as those of the others. So the estimates follow longer contexts, sampling parameters and the load
+    of the machine. A single step counts where it is far below the estimate: an interruption makes steps slower, and
+    nothing makes them faster.
 
     measured: seconds by number of tokens, for one or more numbers.
     max_tokens: the most tokens of a forward pass.
 
-    Attributes: load, by how many times all steps have become slower, whatever their size; only its changes mean
-    anything. num_corrections: estimates stay the same while this does.
+    Attributes: load, by how many times all steps have become slower, whatever their size, since the first correction.
+    num_corrections: estimates stay the same while this does.
     """
 
     def __init__(self, measured: Mapping[int, float], max_tokens: int) -> None:
         self._sizes = np.array(list(sizes_up_to(max_tokens)))  # of the bins
         self._logs = np.log(np.arange(1, max_tokens + 1))
-        self._bins = defaultdict[int, dict[int, _Bin]](dict)  # by the bins of the number of requests, and of tokens
+        self._bins = defaultdict[int, dict[int, _Bin]](dict)  # by the bin of the requests, and of the draft tokens
         self.load, self._noise = 1.0, NOISE
         self._last: list[_Bin] = []  # the bins that were measured before the last update
         self._empty = Recent(MOST_AGE)
         self._num_steps = self._corrected_at = self.num_corrections = 0
         self._base = _never_falling(_interpolated(measured, max_tokens))
         bins = np.abs(np.subtract.outer(self._logs, np.log(self._sizes))).argmin(axis=1)
-        self._expected = list(zip(bins.tolist(), self._base[1:].tolist(), strict=True))  # of each number of tokens
-        self._tables: dict[int, np.ndarray] = {}  # by the bin of the number of requests
+        self._bin_of: list[int] = [0, *(1 + bins).tolist()]  # of each number; that of 0 has no other
+        self._tables: dict[int, np.ndarray] = {}  # by the number of requests
 
     def seconds(self, num_requests: int) -> np.ndarray:
         """float64 [max_tokens + 1]   of steps of so many requests, by the number of tokens. They never fall."""
-        nearest = self._bin(num_requests)
-        if nearest not in self._tables:
-            self._tables[nearest] = self._table(nearest)
-        return self._tables[nearest]
+        if num_requests not in self._tables:
+            self._tables[num_requests] = self._table(num_requests)
+        return self._tables[num_requests]
 
     def add(self, num_requests: int, num_tokens: int, seconds: float, number: int = 1) -> None:
         """Correct the curve by a step, or by the mean of a number of steps in a row. NUM_NEEDED of these suffice."""
-        nearest, expected_s = self._expected[num_tokens - 1]
-        of_requests = self._bins[self._bin(num_requests)]
-        if nearest not in of_requests:
-            of_requests[nearest] = _Bin()
-        each = of_requests[nearest]
+        num_drafted = num_tokens - num_requests
+        row, nearest = self._bins[self._bin(num_requests)], self._bin(num_drafted)
+        ratio = self._ratio(seconds, num_tokens)
+        if nearest not in row:
+            row[nearest] = _Bin(num_drafted)
+        each = row[nearest]
+        each.num_drafted = num_drafted
         self._num_steps += number - 1
         for _ in range(min(number, NUM_NEEDED)):
-            each.recent.add(seconds / expected_s, self._num_steps + 1)
-            each.newest.append(seconds / expected_s / self.load)
+            each.recent.add(ratio, self._num_steps + 1)
+            each.newest.append(ratio / self.load)
         each.measured_at = self._num_steps + 1
         self._count_step()
 
@@ -145,12 +150,16 @@ class CostCurve:
         return not 1 / DOUBTFUL < change < DOUBTFUL
 
     def _bin(self, number: int) -> int:
-        nearest: int = self._expected[min(number, len(self._expected)) - 1][0]
-        return nearest
+        return self._bin_of[min(number, len(self._bin_of) - 1)]
 
     def _plain_bin(self, num_requests: int) -> _Bin | None:
-        nearest = self._bin(num_requests)
-        return self._bins[nearest].get(nearest)
+        return self._bins[self._bin(num_requests)].get(0)
+
+    def _num_tokens(self, num_requests: int, num_drafted: int) -> int:
+        return min(num_requests + num_drafted, len(self._base) - 1)
+
+    def _ratio(self, seconds: float, num_tokens: int) -> float:
+        return seconds / float(self._base[min(num_tokens, len(self._base) - 1)])
 
     def _count_step(self) -> None:
         self._num_steps += 1
@@ -160,12 +169,12 @@ class CostCurve:
     def _correct(self) -> None:
         last, self._corrected_at = self._corrected_at, self._num_steps
         fresh, rare = list[tuple[_Bin, float]](), list[tuple[_Bin, float]]()
-        bins = [(requests, tokens, each) for requests, row in self._bins.items() for tokens, each in row.items()]
-        for requests, tokens, each in bins:
+        bins = [(int(self._sizes[n - 1]), each) for n, row in self._bins.items() for each in row.values()]
+        for num_requests, each in bins:
             if each.measured_at > last:
                 if (ratio := each.recent.mean(self._num_steps, NUM_NEEDED)) is not None:
                     fresh.append((each, ratio))
-                elif (ratio := self._ratio_of_few(each, requests, tokens)) is not None:
+                elif (ratio := self._ratio_of_few(each, num_requests)) is not None:
                     rare.append((each, ratio))
         if not fresh and not rare:
             return
@@ -180,7 +189,7 @@ class CostCurve:
         self.load *= change
         for each, ratio in rare:
             each.ratio = ratio
-        for _, _, each in bins:
+        for _, each in bins:
             if each.ratio is not None:
                 each.ratio *= change
         for each, ratio in fresh:
@@ -191,53 +200,55 @@ class CostCurve:
         self.num_corrections += 1
         self._tables.clear()
 
-    def _ratio_of_few(self, each: _Bin, requests: int, tokens: int) -> float | None:
+    def _ratio_of_few(self, each: _Bin, num_requests: int) -> float | None:
         """The ratio of a bin that had fewer steps lately than are needed; None: too little is known."""
-        num_requests, num_tokens = self._sizes[[requests, tokens]].tolist()
-        last = each.newest[-1] * self.load
-        if last * DOUBTFUL < self.at(num_requests, num_tokens) / self._base[num_tokens]:
+        num_tokens, last = self._num_tokens(num_requests, each.num_drafted), each.newest[-1] * self.load
+        if last * DOUBTFUL < self._ratio(self.at(num_requests, num_tokens), num_tokens):
             return last
         return median(each.newest) * self.load if len(each.newest) == NUM_NEEDED else None
 
-    def _table(self, nearest: int) -> np.ndarray:
-        """What `seconds` returns for a number of requests of this bin."""
-        ratios = self._ratios_of(nearest)
-        if nearest not in ratios:
-            ratios = self._ratio_of_plain(nearest) | ratios or {nearest: self.load}
-        known = self._sizes[list(ratios)]
-        of_each = np.interp(self._logs, np.log(known), list(ratios.values()))
+    def _table(self, num_requests: int) -> np.ndarray:
+        """What `seconds` returns."""
+        known = self._ratios_of(self._bin(num_requests))
+        if 0 not in known:
+            known = self._ratio_of_plain(num_requests) | known or {0: self.load}
+        sizes, ratios = [self._num_tokens(num_requests, number) for number in known], list(known.values())
+        of_each = np.interp(self._logs, np.log(sizes), ratios)
         seconds = self._base * np.concatenate([of_each[:1], of_each])
-        largest = int(known[-1])
-        more_s = self._base[largest:] - self._base[largest]
-        seconds[largest:] = seconds[largest] + more_s * self._ratio_of_more(of_each[-1])
+        more_s = self._base[sizes[-1] :] - self._base[sizes[-1]]
+        seconds[sizes[-1] :] = seconds[sizes[-1]] + more_s * self._ratio_of_more(ratios[-1])
         return _never_falling(seconds)
 
     def _ratio_of_more(self, ratio: float) -> float:
-        """The ratio to assume of the time that further tokens add: that of all numbers of requests of which steps of
-        several sizes were measured. If there are none, the load, or less where the ratio of a step is lower: further
-        tokens that seem too dear are never tried."""
-        measured_s = expected_s = 0.0
+        """The ratio to assume of the time that further draft tokens add: that of all numbers of requests of which steps
+        with several numbers of draft tokens were measured. What these say counts the more, the longer the steps. Where
+        nothing is known it is the load, or the ratio of the step if that is lower: tokens that seem too dear are never
+        tried."""
+        expected_s = FIRST_GUESS * float(self._base[1])
+        measured_s = expected_s * min(ratio, self.load)
         for nearest in self._bins:
-            if len(ratios := self._ratios_of(nearest)) > 1:
-                ends = [next(iter(ratios)), next(reversed(ratios))]
-                first_s, last_s = self._base[self._sizes[ends]].tolist()
-                measured_s += last_s * ratios[ends[1]] - first_s * ratios[ends[0]]
+            drafted = [each for each in self._ratios_of(nearest).items() if each[0]]
+            if len(drafted) > 1:
+                sizes = [self._num_tokens(int(self._sizes[nearest - 1]), drafted[i][0]) for i in (0, -1)]
+                first_s, last_s = self._base[sizes].tolist()
+                measured_s += last_s * drafted[-1][1] - first_s * drafted[0][1]
                 expected_s += last_s - first_s
-        return max(0.0, measured_s / expected_s) if expected_s else min(ratio, self.load)
+        return max(0.0, measured_s / expected_s)
 
     def _ratios_of(self, nearest: int) -> dict[int, float]:
-        """Of the bins that were measured with so many requests: {bin of tokens: ratio}, sorted."""
+        """Of the bins that were measured with so many requests: {draft tokens: ratio}, sorted."""
         row = sorted(self._bins.get(nearest, {}).items())
-        return {tokens: each.ratio for tokens, each in row if each.ratio is not None}
+        return {each.num_drafted: each.ratio for _, each in row if each.ratio is not None}
 
-    def _ratio_of_plain(self, nearest: int) -> dict[int, float]:
-        """The ratio to assume of plain steps, from those of fewer and of more requests. Empty: none was measured."""
-        of_each = {n: self._ratios_of(n).get(n) for n in sorted(self._bins)}
+    def _ratio_of_plain(self, num_requests: int) -> dict[int, float]:
+        """The ratio to assume of plain steps, as {0: ratio}, from those of fewer and of more requests. Empty: none was
+        measured."""
+        of_each = {n: self._ratios_of(n).get(0) for n in sorted(self._bins)}
         plain = {n: ratio for n, ratio in of_each.items() if ratio is not None}
         if not plain:
             return {}
-        known = np.log(self._sizes[list(plain)])
-        return {nearest: float(np.interp(np.log(self._sizes[nearest]), known, list(plain.values())))}
+        known = np.log(self._sizes[[n - 1 for n in plain]])
+        return {0: float(np.interp(np.log(num_requests), known, list(plain.values())))}
 
 
 def sizes_up_to(most: int) -> Iterator[int]:

@@ -13,7 +13,7 @@ import torch
 from naive_verifier import draft_of
 from simulated_budget import CPU, Simulated, budget_at, request_of
 
-from specdec_core.budget import budget as budgets, clock, retries
+from specdec_core.budget import clock, held, retries
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import NUM_BETWEEN, CostCurve
@@ -94,7 +94,7 @@ def test_a_choice_holds_while_only_another_proposer_drafts(monkeypatch: pytest.M
     budget, requests, chosen = budget_at(0.01, "a"), [request_of("a")], []
     monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: chosen.append(1) or [0])
     monkeypatch.setattr(Retries, "is_due", False)
-    for _ in range(2 * budgets.NUM_HELD):
+    for _ in range(2 * held.NUM_HELD):
         assert budget.share(requests, [9], Expected.of_plain(1)) == [0]
         budget.idle.begin(requests)
     assert len(chosen) == 2
@@ -307,7 +307,7 @@ def test_a_method_that_is_off_beside_another_one_does_not_choose_in_each_step(mo
     budget, requests, chosen = budget_at(0.01, "a"), [request_of("a")], []
     monkeypatch.setattr(budget, "_choose", lambda rows, limits, so_far: chosen.append(1) or [0])
     monkeypatch.setattr(Retries, "is_due", False)
-    for _ in range(2 * budgets.NUM_HELD):
+    for _ in range(2 * held.NUM_HELD):
         assert budget.share(requests, [9], Expected(np.ones(1), 1, covered=np.full((1, 2), 0.5))) == [0]
     assert len(chosen) == 2
 

@@ -181,16 +181,6 @@ def test_choosing_is_a_part_of_what_drafts_cost() -> None:
     assert budget._choose(rows, [9], Expected.of_plain(1)) == [0]
 
 
-@pytest.mark.parametrize(("choice_s", "num_steps"), [(0.01, budgets.NUM_HELD), (0.4, 20), (99.0, budgets.MOST_HELD)])
-def test_a_choice_holds_the_longer_the_more_time_it_takes(choice_s: float, num_steps: int) -> None:
-    budget, request, chosen = budget_of("a"), request_of("a"), []
-    budget._choose = lambda rows, limits, so_far: chosen.append(1) or limits  # type: ignore[func-returns-value]
-    for _ in range(3 * num_steps):
-        budget._choice_s = choice_s
-        budget.share([request], [5], Expected.of_plain(1))
-    assert len(chosen) == 3
-
-
 def test_drafts_of_several_proposers_may_be_larger_than_the_table() -> None:
     curve = CostCurve({1: 1.0, 8: 2.0}, 8)
     assert curve.at(1, 99) == curve.at(1, 8) == 2.0

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from operator import le
 from statistics import fmean
 from time import perf_counter
 
 import numpy as np
 import torch
-from attrs import define, evolve
+from attrs import evolve
 
 from specdec_core.budget.choice import Expected, best_levels, best_nodes
 from specdec_core.budget.clock import Clock
 from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.budget.coverage import expected_with, worth_beside
+from specdec_core.budget.held import MOST_HELD, NUM_HELD, SHARE as CHOICE_SHARE, Held
 from specdec_core.budget.idle import Idle
 from specdec_core.budget.levels import Levels
 from specdec_core.budget.nodes import Nodes, without
@@ -41,30 +41,6 @@ NEWEST_WEIGHT = 0.1
 """Of the newest draft, in averages."""
 WHOLE = np.ones(1)
 """The worth of every request's draft tokens where no other proposer drafts."""
-NUM_HELD, MOST_HELD, CHOICE_SHARE = 8, 32, 0.02
-"""Steps for which a choice before drafting holds while the requests stay the same: at least NUM_HELD, and where these
-are over soon, so many that choosing takes CHOICE_SHARE of the time. Then is learned from all that was drafted
-meanwhile: choosing and learning each take as long as a small draft."""
-
-
-@define
-class Held:
-    """A choice of draft tokens, and for what it was made. is_beside: other proposers had drafts. is_informed: it was
-    known how long drafts of these requests take. num_steps: for which it holds."""
-
-    requests: Sequence[RequestView]
-    limits: list[int]
-    numbers: list[int]
-    is_beside: bool
-    is_informed: bool
-    num_steps: int
-
-    def is_for(self, requests: Sequence[RequestView], limits: list[int], *, is_beside: bool, is_informed: bool) -> bool:
-        """Whether it still holds. Where a limit has grown, more draft tokens may pay. Beside drafts of other proposers,
-        none pay that do not pay alone."""
-        is_alike = not any(self.numbers) if is_beside else not self.is_beside
-        is_alike = is_alike and is_informed == self.is_informed
-        return self.num_steps > 1 and is_alike and self.requests == requests and all(map(le, limits, self.limits))
 
 
 class Budget:
@@ -114,6 +90,7 @@ class Budget:
         self._held: Held | None = None  # the last choice
         self._chose_s = self._choice_s = 0.0  # what choosing took in this step, and takes on average
         self._past: list[Past] = []  # drafts from which is to be learned
+        self._ended: dict[str, RequestView] = {}  # requests that have ended, but not for `survival`
         # Of this step: how many requests are scheduled, those that draft, and what they may ask.
         self._num_scheduled = 1
         self._requests: Sequence[RequestView] = ()
@@ -128,16 +105,21 @@ class Budget:
 
     def start(self, request: RequestView, *, is_sampled: bool, may_sample: bool = False) -> None:
         """is_sampled: whether the request has a temperature above 0. may_sample: as in `ProposerBatch`."""
+        self._forget_ended()  # a new request may get the row of one
         self.survival.start(request, is_sampled=is_sampled, may_sample=may_sample)
 
     def finish(self, request: RequestView, *, learns: bool = True) -> None:
         """Forget a request. May be called twice, and for a request that did not start. learns: whether to learn from
-        its last drafts; False if their device may have failed."""
-        if learns:
-            self._learn()
-        self.survival.finish(request)
+        its last drafts; False if their device may have failed. That is put off while other requests go on."""
         self.idle.forget(request)
-        self._held, self._requests, self._known = None, (), ((), self._rows)  # a new request may get its row
+        self._held = self._held and self._held.without(request)
+        self._requests, self._known = (), ((), self._rows)
+        if learns:
+            self._ended[request.id] = request
+        else:
+            self.survival.finish(request)
+        if len(self._ended) >= self.survival.num_requests:
+            self._forget_ended()
 
     def is_off(self, request: RequestView) -> bool:
         """Whether a request does not draft at present."""
@@ -173,6 +155,8 @@ class Budget:
         of_asked = so_far if len(asked) == len(requests) else so_far.only(np.flatnonzero(limits))
         numbers = self._numbers(asked, most, of_asked)
         numbers = self.retries.choose([request.id for request in asked], most, numbers)
+        if self.retries.number and self._held is not None:
+            self._held.end_soon()
         if not any(numbers) or self.retries.is_alone:
             self._starts.end()
         if not any(numbers):
@@ -198,12 +182,7 @@ class Budget:
         if device.type != "cpu":
             self._levels = None
             return None
-        size = len(limits)
-        first_s = self._first.seconds(size)
-        so_far = self._of_drafting.after_drafting(first_s)
-        # In a retry, and if none was measured lately, levels go on whatever they cost, which is then measured again.
-        level_s = 0.0 if self.retries.number else self._level.recent_seconds(size, self._num_steps)
-        self._levels = Levels(self._rows, limits, self.survival, self._worth, self._seconds, so_far, level_s)
+        self._levels = Levels(self._rows, limits, self.survival, self._worth, self._costs_of_levels)
         return self._levels
 
     def keep(self, draft: Draft, *, is_host_made: bool = True) -> Draft:
@@ -215,14 +194,13 @@ class Budget:
         levels, size = self._levels, draft.batch_size
         asks_now = levels is not None and levels.first_s is not None  # not if only one token was allowed
         self._asks_levels = levels is not None and (self._asks_levels or asks_now)
-        is_read = draft.is_on_host(draft.scores, draft.parents, draft.q_rows)
-        if draft.num_nodes:
-            self._judges_nodes = draft.scores is not None and draft.q is None and is_read and is_host_made
         now = perf_counter()
         drafted_s = self._drafted_s = now - self._began
         # q is large, and not looked at.
         whole = draft if draft.q is None else evolve(draft, q=None, q_to_target=None, q_ids=None)
         if draft.num_nodes:
+            is_read = draft.is_on_host(draft.scores, draft.parents, draft.q_rows)
+            self._judges_nodes = draft.scores is not None and draft.q is None and is_read and is_host_made
             num_found = sum(number > 0 for number in draft.num_nodes_per_request)
             per_level, kept_gain = draft.num_nodes / num_found / max(1, draft.max_depth), 1.0
             self._nodes_per_level += NEWEST_WEIGHT * (per_level - self._nodes_per_level)
@@ -294,6 +272,14 @@ class Budget:
         """Of this step but for drafting, by its number of tokens."""
         return self._curve.seconds(self._num_scheduled)
 
+    def _costs_of_levels(self) -> tuple[np.ndarray, Expected, float]:
+        """What `Levels` wants to know."""
+        size = len(self._limits)
+        so_far = self._of_drafting.after_drafting(self._first.seconds(size))
+        # In a retry, and if none was measured lately, levels go on whatever they cost, which is then measured again.
+        level_s = 0.0 if self.retries.number else self._level.recent_seconds(size, self._num_steps)
+        return self._seconds, so_far, level_s
+
     @property
     def _lengths_vary(self) -> bool:
         """Whether it shows only while or after drafting how many draft tokens pay."""
@@ -303,6 +289,13 @@ class Budget:
         if requests != self._known[0]:
             self._known = requests, self.survival.rows(requests)
         return self._known[1]
+
+    def _forget_ended(self) -> None:
+        if self._ended:
+            self._learn()
+            for request in self._ended.values():
+                self.survival.finish(request)
+            self._ended.clear()
 
     def _learn(self) -> None:
         past, self._past = self._past, []  # first: an interrupt must not make the drafts count twice
@@ -316,17 +309,26 @@ class Budget:
         is_informed = self._first.knows(len(requests))
         if held is not None and held.is_for(requests, limits, is_beside=is_beside, is_informed=is_informed):
             numbers = held.numbers
-            held.num_steps -= 1
+            held.num_left -= 1
         else:
             started = perf_counter()
             self._learn()
+            self._forget_ended()
             if held is None:
                 self._curve.refresh()
             rows = self._rows_of(requests)
             self.survival.update(rows)
             numbers = self._choose(rows, limits, so_far)
             self.idle.decide(requests, numbers)
-            self._held = Held(requests, list(limits), numbers, is_beside, is_informed, self._num_held(so_far))
+            self._held = Held.of(
+                requests,
+                list(limits),
+                numbers,
+                is_beside=is_beside,
+                is_informed=is_informed,
+                least=self._num_held(so_far),
+                before=held,
+            )
             self._chose_s = perf_counter() - started
             self._choice_s += NEWEST_WEIGHT * (self._chose_s - self._choice_s)
         if self._lengths_vary:
@@ -334,7 +336,7 @@ class Budget:
         return [min(number, limit) for number, limit in zip(numbers, limits, strict=True)]
 
     def _num_held(self, so_far: Expected) -> int:
-        """For how many steps a choice holds."""
+        """For how many steps a choice holds, at least."""
         wanted = self._choice_s / CHOICE_SHARE / self._curve.at(self._num_scheduled, so_far.num_rows)
         return min(max(int(wanted), NUM_HELD), MOST_HELD)
 

@@ -47,9 +47,11 @@ class Clock:
         if (size := self._sizes.get(bits)) is None:
             size = self._sizes[bits] = _Size()
         size.num_added += 1
+        if size.num_added % NUM_BETWEEN and size.recent.is_full(step):
+            return
         is_first = all(each.mean_s is None for each in self._sizes.values())
         skipped, needed = (NUM_SKIPPED, NUM_NEEDED) if is_first else (SKIPPED_LATER, NEEDED_LATER)
-        if size.num_added <= skipped or (size.num_added % NUM_BETWEEN and size.recent.is_full(step)):
+        if size.num_added <= skipped:
             return
         size.recent.add(seconds / self._load(), step)
         size.measured_at = step

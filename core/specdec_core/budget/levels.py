@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 import numpy as np
@@ -23,10 +23,9 @@ class Levels:
 
     rows: of the requests, in the statistics. limits: the most draft tokens of each request.
     worth: float64 [n], the share of each request's accepted draft tokens that other proposers' drafts do not have.
-    seconds: of the target's forward pass, by its number of tokens.
-    level_s: the seconds of drafting a further level.
-    so_far: what the step is expected to yield without these drafts, of which only these requests may get more; draft_s
-        includes drafting the first level.
+    costs: returns the seconds of the target's forward pass, by its number of tokens; what the step is expected to yield
+        without these drafts, of which only these requests may get more, with draft_s of drafting the first level; and
+        the seconds of drafting a further level. Called when the proposer asks about the first level: some never do.
     """
 
     def __init__(
@@ -35,20 +34,17 @@ class Levels:
         limits: Sequence[int],
         survival: Survival,
         worth: np.ndarray,
-        seconds: np.ndarray,
-        so_far: Expected,
-        level_s: float,
+        costs: Callable[[], tuple[np.ndarray, Expected, float]],
     ) -> None:
-        self._rows, self._survival, self._seconds, self._level_s = rows, survival, seconds, level_s
-        self._worth = worth
-        self._so_far, self._limits_of = so_far, limits
+        self._rows, self._survival, self._worth = rows, survival, worth
+        self._limits_of, self._costs = limits, costs
         self._num_grown, self._started = 0, perf_counter()
         self.first_s: float | None = None  # measured until the first level was grown
         self.num_forwarded = 0  # levels that went on
 
     def _start(self) -> None:
-        """Not before the proposer asks: some never do."""
         size = len(self._limits_of)
+        self._seconds, self._so_far, self._level_s = self._costs()
         self._limits = self._room = np.array(self._limits_of)
         self._num_asked = np.ones(size, dtype=np.int64)  # draft tokens of the level that grows
         self._num_verified = np.zeros(size, dtype=np.int64)  # at most: a tree may grow more than it keeps

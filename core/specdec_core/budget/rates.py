@@ -72,12 +72,14 @@ class Rates:
         kept = np.exp(LOG_DECAY * np.bincount(tables, minlength=self._num_tables))[self._table_of]
         self._tried *= kept
         self._accepted *= kept
-        np.add.at(self._tried, (groups, bins), 1)
-        np.add.at(self._accepted, (groups, bins), is_accepted)
+        places, size = groups * len(self._guesses) + bins, self._tried.size
+        self._tried += np.bincount(places, minlength=size).reshape(NUM_GROUPS, -1)
+        self._accepted += np.bincount(places, is_accepted, size).reshape(NUM_GROUPS, -1)
         groups, rows = groups * self._num_tables + tables, rows * self._num_tables + tables
-        errors = is_accepted - logistic(of_group + self._own.log_odds(rows, groups))
-        self._recent.add(groups, groups, is_accepted, shared, errors)
-        self._own.add(rows, groups, is_accepted, logistic(of_group), errors)
+        seen, seen_in_group = self._own.seen(rows), self._recent.seen(self._all_groups)[groups]
+        errors = is_accepted - logistic(of_group + self._own.log_odds(groups, seen))
+        self._recent.add(groups, groups, seen_in_group, is_accepted, shared, errors)
+        self._own.add(rows, groups, seen, is_accepted, logistic(of_group), errors)
         self._log_odds = None
 
     def update(self, rows: np.ndarray) -> None:
@@ -85,8 +87,8 @@ class Rates:
         if (self._updated_at[rows] == self._num_added).all():
             return
         groups = self._groups[rows]
-        of_tables = ((each[:, None] * self._num_tables + self._tables).ravel() for each in (rows, groups))
-        own = self._own.log_odds(*of_tables).reshape(len(rows), -1)
+        own_rows, own_groups = ((each[:, None] * self._num_tables + self._tables).ravel() for each in (rows, groups))
+        own = self._own.log_odds(own_groups, self._own.seen(own_rows)).reshape(len(rows), -1)
         self.estimates[rows] = logistic(self._log_odds_of_groups()[groups] + own[:, self._table_of])
         self._updated_at[rows] = self._num_added
 
@@ -95,6 +97,7 @@ class Rates:
         if self._log_odds is None:
             rates = (self._accepted + SHARED_WEIGHT * self._guesses) / (self._tried + SHARED_WEIGHT)
             shared = self._shared = np.minimum(np.maximum(rates, LEAST), 1 - LEAST)
-            recent = self._recent.log_odds(self._all_groups, self._all_groups).reshape(NUM_GROUPS, -1)
+            recent = self._recent.log_odds(self._all_groups, self._recent.seen(self._all_groups))
+            recent = recent.reshape(NUM_GROUPS, -1)
             self._log_odds = np.log(shared / (1 - shared)) + recent[:, self._table_of]
         return self._log_odds

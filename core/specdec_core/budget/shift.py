@@ -37,20 +37,28 @@ class Shift:
         """Start rows anew. The shares stay."""
         self._counts[:, rows] = 0
 
-    def log_odds(self, rows: np.ndarray, groups: np.ndarray) -> np.ndarray:
-        """float64 [n]   the shift of the next draft tokens of these rows. rows: int64 [n]. groups: int64 [n]."""
-        expected: np.ndarray = self._shares[groups] * self._seen(rows)
+    def log_odds(self, groups: np.ndarray, seen: np.ndarray) -> np.ndarray:
+        """float64 [n]   the shift of the next draft tokens of some rows. groups: int64 [n], theirs. seen: what `seen`
+        returned for the rows."""
+        expected: np.ndarray = self._shares[groups] * seen
         return expected
 
     def add(
-        self, rows: np.ndarray, groups: np.ndarray, is_accepted: np.ndarray, expected: np.ndarray, errors: np.ndarray
+        self,
+        rows: np.ndarray,
+        groups: np.ndarray,
+        seen: np.ndarray,
+        is_accepted: np.ndarray,
+        expected: np.ndarray,
+        errors: np.ndarray,
     ) -> None:
         """Count draft tokens; each argument has an entry for each.
 
-        rows, groups: int64 [n]. is_accepted: bool [n]. expected: float64 [n], the acceptance that was expected without
-        this shift. errors: float64 [n], is_accepted less the acceptance that was expected with all shifts.
+        rows, groups: int64 [n]. seen: what `seen` returned for the rows. is_accepted: bool [n]. expected: float64 [n],
+        the acceptance that was expected without this shift. errors: float64 [n], is_accepted less the acceptance that
+        was expected with all shifts.
         """
-        seen, number = self._seen(rows), len(self._shares)
+        number = len(self._shares)
         probs = is_accepted - errors
         variance = probs * (1 - probs)
         self._information *= SHARE_DECAY ** np.bincount(groups, minlength=number)
@@ -64,7 +72,7 @@ class Shift:
         counts *= np.exp(self._log_decay * tried)
         counts += [tried, np.bincount(rows, is_accepted), np.bincount(rows, expected)]
 
-    def _seen(self, rows: np.ndarray) -> np.ndarray:
+    def seen(self, rows: np.ndarray) -> np.ndarray:
         """float64 [n]   by how much the log odds of the recent draft tokens were higher than expected."""
         tried, accepted, expected = self._counts[:, rows] + FIRST_COUNTS
         seen: np.ndarray = np.log(accepted * (tried - expected) / (expected * (tried - accepted)))

@@ -66,6 +66,10 @@ class Survival:
     def finish(self, request: RequestView) -> None:
         self._rows.finish(request)
 
+    @property
+    def num_requests(self) -> int:
+        return len(self._rows)
+
     def group(self, request: RequestView) -> int:
         """That of `Rates`: new requests of the same one have the same estimates. -1: the request did not start."""
         row = self._rows.get(request)

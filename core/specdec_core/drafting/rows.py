@@ -39,6 +39,10 @@ class RequestRows:
         """Free the request's row. A request without a row is ignored."""
         self._rows.pop(request.id, None)
 
+    def __len__(self) -> int:
+        """The number of requests that have a row."""
+        return len(self._rows)
+
     def get(self, request: RequestView) -> int | None:
         """The request's row; None if it has no row."""
         return self._rows.get(request.id)

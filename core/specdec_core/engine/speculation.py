@@ -48,7 +48,9 @@ class Speculation:
         watch: LossWatch | None = None,
     ) -> None:
         self.drafters, self._device, self._curve, self._watch = tuple(drafters), device, curve, watch
+        # By the number of requests: made once, since each step has one.
         self._empty_drafts: dict[int, Draft] = {}
+        self._plain: dict[int, Expected] = {}
         self._is_idle = False  # in this step
         self._rest: Rest | None = None  # of which this step is one
         self._plain_steps = None if curve is None else PlainSteps(curve)
@@ -117,7 +119,9 @@ class Speculation:
             self._own_s = 0.0
             return self._empty_draft(len(schedule.requests))
         num_requests = len(schedule.requests)
-        so_far = Expected.of_plain(num_requests)
+        if num_requests not in self._plain:
+            self._plain[num_requests] = Expected.of_plain(num_requests)
+        so_far = self._plain[num_requests]
         self._own_drafts, is_beside = {}, False
         last: tuple[Budget, Draft] | None = None  # whose draft is not counted in so_far yet
         for drafter in self.drafters:
@@ -157,7 +161,7 @@ class Speculation:
         return is_taken
 
     def _empty_draft(self, num_requests: int) -> Draft:
-        """A draft without draft tokens. Made once for each number of requests: plain decoding has one in each step."""
+        """A draft without draft tokens."""
         if num_requests not in self._empty_drafts:
             self._empty_drafts[num_requests] = Draft.from_chains([[]] * num_requests, self._device)
         return self._empty_drafts[num_requests]

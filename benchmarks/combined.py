@@ -1,9 +1,12 @@
 """Compares two methods that draft together with each of them alone.
 
     python benchmarks/combined.py     # writes benchmarks/results/combined.json
+    python benchmarks/combined.py --times 6 --out benchmarks/results/combined_deep.json
 
 With a fixed number of draft tokens, the same for all three: tokens per forward pass, which depend on no clock. With
 default settings: tokens per second, in turn with plain decoding. The prompts are of one kind, or a mix of all kinds.
+--times gives the target that many times as many layers, and the same logits (inflate.py): drafting then costs as little
+beside a forward pass as it does for a larger model.
 """
 
 from __future__ import annotations
@@ -11,16 +14,18 @@ from __future__ import annotations
 import argparse
 import random
 from contextlib import ExitStack
-from itertools import chain, islice
+from itertools import chain, islice, product
 from pathlib import Path
 from statistics import fmean, median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from default_settings import METHODS, texts_of
+from inflate import inflate
 from interleaved import Timed, run_interleaved
 from measuring import RESULTS, command, machine, write
 
-from specdec_core import LLM
+from specdec_core import LLM, resolve_model
 
 FIRST, SECOND = "suffix", "eagle3"
 BOTH, PLAIN, MIX = "both", "plain", "mix"
@@ -57,31 +62,41 @@ def measure(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
+    parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--fixed-rounds", type=int, default=2)
+    parser.add_argument("--fixed-rounds", type=int, default=5, help="0: no fixed number")
+    parser.add_argument("--kinds", nargs="+", choices=(*KINDS, MIX), default=(*KINDS, MIX))
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, default=RESULTS / "combined.json")
     args = parser.parse_args()
     record: dict[str, Any] = {"command": command("combined.py"), "machine": machine(), "rows": []}
     record |= {"methods": [FIRST, SECOND], "num_speculative_tokens": NUM_FIXED, "max_tokens": args.max_tokens}
+    record["times"] = args.times
+    with TemporaryDirectory() as folder:
+        model = args.model
+        if args.times > 1:
+            inflate(Path(resolve_model(model)), Path(folder) / "deep", args.times)
+            model = str(Path(folder) / "deep")
+        if args.fixed_rounds:
+            measure_all(record, args, model, is_fixed=True)
+        measure_all(record, args, model, is_fixed=False)
+
+
+def measure_all(record: dict[str, Any], args: argparse.Namespace, model: str, *, is_fixed: bool) -> None:
+    """Add the rows of all cells. A fixed number is only measured in one batch size: tokens per forward pass do not
+    depend on it."""
+    options = {"num_speculative_tokens": NUM_FIXED} if is_fixed else {}
+    rounds, batches = (args.fixed_rounds, BATCHES[-1:]) if is_fixed else (args.rounds, BATCHES)
     draws = random.Random(0)
-    for is_fixed, rounds in ((True, args.fixed_rounds), (False, args.rounds)):
-        options = {"num_speculative_tokens": NUM_FIXED} if is_fixed else {}
-        with ExitStack() as closing:
-            llms = build(args.model, closing, **options)
-            for kind, temperature, batch_size in cells(is_fixed):
-                cell = {"prompts": kind, "temperature": temperature, "batch_size": batch_size}
-                found = measure(llms, cell, rounds, args.max_tokens, draws)
-                row = {"number": "fixed" if is_fixed else "default", **cell, **summary(found)}
-                print(*row.values(), flush=True)
-                record["rows"].append(row)
-                write(record, args.out)
-
-
-def cells(is_fixed: bool) -> list[tuple[str, float, int]]:
-    """The cells. A fixed number is only measured in one batch size: tokens per forward pass do not depend on it."""
-    batches = BATCHES[-1:] if is_fixed else BATCHES
-    return [(kind, temperature, size) for kind in (*KINDS, MIX) for temperature in TEMPERATURES for size in batches]
+    with ExitStack() as closing:
+        llms = build(model, closing, **options)
+        for kind, temperature, batch_size in product(args.kinds, TEMPERATURES, batches):
+            cell = {"prompts": kind, "temperature": temperature, "batch_size": batch_size}
+            found = measure(llms, cell, rounds, args.max_tokens, draws)
+            row = {"number": "fixed" if is_fixed else "default", **cell, **summary(found)}
+            print(*row.values(), flush=True)
+            record["rows"].append(row)
+            write(record, args.out)
 
 
 def summary(found: list[dict[str, Timed]]) -> dict[str, Any]:

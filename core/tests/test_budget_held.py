@@ -52,8 +52,17 @@ def test_a_choice_holds_longer_where_it_takes_longer_and_while_nothing_changes(
 def test_a_choice_that_differs_holds_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Retries, "is_due", False)
     budget, requests = budget_at(0.01, "a", "b"), [request_of("a"), request_of("b")]
-    numbers = iter([[5, 0], [4, 0], [5, 5], [0, 5], [0, 5], [0, 5], [0, 5]])
-    assert steps_of_choices(budget, requests, 100, numbers=numbers, choice_s=0.01) == [0, 8, 24, 32, 40, 56, 88]
+    numbers = iter([[5, 0], [4, 0], [4, 4], [2, 4], [0, 4], [0, 5], [0, 5], [0, 5]])
+    assert steps_of_choices(budget, requests, 100, numbers=numbers, choice_s=0.01) == [0, 8, 24, 32, 40, 48, 64, 96]
+
+
+def test_a_choice_that_ended_early_makes_the_next_one_no_longer() -> None:
+    budget, request = budget_at(0.01, "a"), request_of("a")
+    assert steps_of_choices(budget, [request], 3, numbers=[5], choice_s=0.01) == [0]
+    budget._first._sizes.clear()
+    for step in range(9):
+        budget._first.add(1, 0.01, step)  # now it is known how long drafts take
+    assert steps_of_choices(budget, [request], 26, numbers=[5], choice_s=0.01) == [0, 8, 24]
 
 
 def test_after_a_retry_is_learned_soon(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,12 +86,31 @@ def test_a_choice_holds_on_when_few_others_end() -> None:
     assert budget.share(others[1:], [9] * 5, Expected.of_plain(5)) == numbers[:5], "fewer than 3 of 4 are left"
 
 
-def drafted(budget: Budget, request: Any, *, is_right: bool) -> None:
-    """A step in which the request drafts one token, which is accepted or not."""
-    assert budget.share([request], [1], Expected.of_plain(1)) == [1]
-    budget.levels([1], CPU)
-    budget.keep(Draft.from_chains([[7]]))
-    request.token_ids = np.append(request.token_ids, [7, 7] if is_right else [2])
+@pytest.mark.parametrize(
+    ("numbers", "left"),
+    [([9, 0, 0, 0, 0], "bcde"), ([9, 9, 0, 0, 0], "bcde"), ([0, 9, 9, 0, 0], "acde"), ([9, 0, 0, 0, 0], "abc")],
+)
+def test_a_choice_does_not_hold_if_few_are_left(numbers: list[int], left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Retries, "is_due", False)
+    budget, requests = budget_at(0.01, *"abcde"), [request_of(name) for name in "abcde"]
+    given = iter([numbers, [1, 2, 3, 4][: len(left)]])
+    budget._choose = lambda rows, limits, so_far: next(given)  # type: ignore[method-assign]
+    assert budget.share(requests, [9] * 5, Expected.of_plain(5)) == numbers
+    for request in requests:
+        if request.id not in left:
+            budget.finish(request)
+    others = [request for request in requests if request.id in left]
+    assert budget.share(others, [9] * len(left), Expected.of_plain(len(left))) == [1, 2, 3, 4][: len(left)]
+
+
+def drafted(budget: Budget, *requests: Any, is_right: bool) -> None:
+    """A step in which each request drafts one token, which is accepted or not."""
+    ones = [1] * len(requests)
+    assert budget.share(requests, ones, Expected.of_plain(len(ones))) == ones
+    budget.levels(ones, CPU)
+    budget.keep(Draft.from_chains([[7]] * len(ones)))
+    for request in requests:
+        request.token_ids = np.append(request.token_ids, [7, 7] if is_right else [2])
 
 
 def test_of_requests_that_ended_is_learned_before_others_take_their_rows() -> None:
@@ -105,22 +133,42 @@ def test_of_requests_that_ended_is_learned_before_others_take_their_rows() -> No
     assert not budget._past
 
 
-def test_nothing_is_learned_of_a_request_whose_device_may_have_failed() -> None:
-    budget, ends, goes_on = budget_at(0.01, "a", "b"), request_of("a"), request_of("b")
-    drafted(budget, ends, is_right=True)
-    budget.finish(ends, learns=False)
-    budget.finish(goes_on)
+def test_nothing_is_learned_where_the_device_may_have_failed() -> None:
+    budget, first, second = budget_at(0.01, "a", "b"), request_of("a"), request_of("b")
+    drafted(budget, first, second, is_right=True)
+    budget.finish(first)
+    budget.finish(second, learns=False)
     assert not budget.survival._rates._tried.any()
     assert budget.survival.num_requests == 0
 
 
-def test_an_id_may_come_again() -> None:
+@pytest.mark.parametrize("learns", [True, False])
+def test_an_id_may_come_again(learns: bool) -> None:
+    """The new request may have another row, and belong to another group."""
     budget, first = budget_at(0.01, "a", "b"), request_of("a")
+    tried = budget.survival._rates._tried
     drafted(budget, first, is_right=True)
-    budget.finish(first)
-    budget.start(again := request_of("a"), is_sampled=False)
+    budget.finish(first, learns=learns)
+    budget.start(again := request_of("a"), is_sampled=True, may_sample=True)
+    assert tried[0, LEVELS] == learns
     assert budget.survival.num_requests == 2
     drafted(budget, again, is_right=True)
-    budget._held = None
-    budget.share([again], [1], Expected.of_plain(1))
-    assert budget.survival.num_requests == 2, "the new request has not ended"
+    budget.finish(again)
+    budget.pass_step()
+    assert tried[:, LEVELS].tolist() == [pytest.approx(int(learns), rel=1e-3), 0, 1]
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+def test_requests_that_ended_are_not_kept_alive(is_asked: bool) -> None:
+    """Though others go on, which may not draft."""
+    budget, ends, goes_on = budget_at(0.01, "a", "b"), request_of("a"), request_of("b")
+    drafted(budget, ends, is_right=True)
+    budget.finish(ends)
+    assert budget._ended
+    if is_asked:
+        assert budget.share([goes_on], [0], Expected.of_plain(1)) == [0]
+    else:
+        budget.pass_step()
+    assert not budget._ended
+    assert not budget._past
+    assert budget.survival._rates._tried[0, LEVELS] == 1

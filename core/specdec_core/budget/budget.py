@@ -15,7 +15,7 @@ from specdec_core.budget.choice import Expected, best_levels, best_nodes
 from specdec_core.budget.clock import Clock
 from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.budget.coverage import expected_with, worth_beside
-from specdec_core.budget.held import MOST_HELD, NUM_HELD, SHARE as CHOICE_SHARE, Held
+from specdec_core.budget.held import CHOICE_SHARE, MOST_HELD, NUM_HELD, Held
 from specdec_core.budget.idle import Idle
 from specdec_core.budget.levels import Levels
 from specdec_core.budget.nodes import Nodes, without
@@ -87,10 +87,11 @@ class Budget:
         self.saved_share = 0.0
         self._can_retry = True  # some request of the last step may have draft tokens
         self._num_steps = 0
-        self._held: Held | None = None  # the last choice
+        self._held: Held | None = None  # the last choice, while it may hold
+        self._last_length = 0  # the number of steps for which the last choice was to hold
         self._chose_s = self._choice_s = 0.0  # what choosing took in this step, and takes on average
         self._past: list[Past] = []  # drafts from which is to be learned
-        self._ended: dict[str, RequestView] = {}  # requests that have ended, but not for `survival`
+        self._ended: dict[str, RequestView] = {}  # by id: requests that have ended, whose last drafts are among these
         # Of this step: how many requests are scheduled, those that draft, and what they may ask.
         self._num_scheduled = 1
         self._requests: Sequence[RequestView] = ()
@@ -105,12 +106,15 @@ class Budget:
 
     def start(self, request: RequestView, *, is_sampled: bool, may_sample: bool = False) -> None:
         """is_sampled: whether the request has a temperature above 0. may_sample: as in `ProposerBatch`."""
-        self._forget_ended()  # a new request may get the row of one
+        if self._past or self._ended:  # a new request may get the row of one that has ended, or its id
+            self._learn()
         self.survival.start(request, is_sampled=is_sampled, may_sample=may_sample)
 
     def finish(self, request: RequestView, *, learns: bool = True) -> None:
-        """Forget a request. May be called twice, and for a request that did not start. learns: whether to learn from
-        its last drafts; False if their device may have failed. That is put off while other requests go on."""
+        """Forget a request. May be called twice, and for a request that did not start. It keeps its row in `survival`
+        until its last drafts were learned from, in a later step if other requests go on.
+
+        learns: False if their device may have failed: they are dropped."""
         self.idle.forget(request)
         self._held = self._held and self._held.without(request)
         self._requests, self._known = (), ((), self._rows)
@@ -118,8 +122,10 @@ class Budget:
             self._ended[request.id] = request
         else:
             self.survival.finish(request)
-        if len(self._ended) >= self.survival.num_requests:
-            self._forget_ended()
+        if len(self._ended) >= self.survival.num_requests:  # no other goes on
+            if not learns:
+                self._past = []
+            self._learn()
 
     def is_off(self, request: RequestView) -> bool:
         """Whether a request does not draft at present."""
@@ -133,6 +139,8 @@ class Budget:
 
     def pass_step(self) -> None:
         """Note that the proposer was not asked in a step."""
+        if self._ended:  # do not keep them alive
+            self._learn()
         self._held = None  # the next choice is a new one
         self.retries.begin()
         self._starts.end()
@@ -150,6 +158,8 @@ class Budget:
         self._can_retry = bool(asked)
         self._requests = ()
         if not asked:
+            if self._ended:
+                self._learn()
             return list(limits)
         most = [limit for limit in limits if limit]
         of_asked = so_far if len(asked) == len(requests) else so_far.only(np.flatnonzero(limits))
@@ -244,6 +254,7 @@ class Budget:
             self.retries.expect(seconds * number / size + late_s + self._observe.seconds(number), more_s)
         elif levels is not None and max(self._limits) >= self._most:
             self._levels_per_draft += NEWEST_WEIGHT * (levels.num_forwarded - self._levels_per_draft)
+        self._levels = None  # which knows this budget
 
     def after(self, requests: Sequence[RequestView], draft: Draft) -> Expected:
         """What the step is expected to yield together with a draft of this proposer. requests, draft: all that are
@@ -273,7 +284,7 @@ class Budget:
         return self._curve.seconds(self._num_scheduled)
 
     def _costs_of_levels(self) -> tuple[np.ndarray, Expected, float]:
-        """What `Levels` wants to know."""
+        """The `costs` of `Levels`."""
         size = len(self._limits)
         so_far = self._of_drafting.after_drafting(self._first.seconds(size))
         # In a retry, and if none was measured lately, levels go on whatever they cost, which is then measured again.
@@ -290,18 +301,15 @@ class Budget:
             self._known = requests, self.survival.rows(requests)
         return self._known[1]
 
-    def _forget_ended(self) -> None:
-        if self._ended:
-            self._learn()
-            for request in self._ended.values():
-                self.survival.finish(request)
-            self._ended.clear()
-
     def _learn(self) -> None:
+        """Learn from the drafts of all requests since the last time, and free the rows of those that have ended."""
         past, self._past = self._past, []  # first: an interrupt must not make the drafts count twice
         if past:
             self.idle.learned()
             self.survival.learn(past, lengths_vary=self._lengths_vary)
+        for request in self._ended.values():
+            self.survival.finish(request)
+        self._ended.clear()
 
     def _numbers(self, requests: Sequence[RequestView], limits: list[int], so_far: Expected) -> list[int]:
         """The most draft tokens of each request, by expected gain; 0: none. so_far: of these requests."""
@@ -313,7 +321,6 @@ class Budget:
         else:
             started = perf_counter()
             self._learn()
-            self._forget_ended()
             if held is None:
                 self._curve.refresh()
             rows = self._rows_of(requests)
@@ -329,6 +336,7 @@ class Budget:
                 least=self._num_held(so_far),
                 before=held,
             )
+            self._last_length = self._held.length
             self._chose_s = perf_counter() - started
             self._choice_s += NEWEST_WEIGHT * (self._chose_s - self._choice_s)
         if self._lengths_vary:
@@ -348,7 +356,9 @@ class Budget:
         found = self.survival.of_any(rows)  # it pays for draft tokens only where there are any
         level_s = self._level.seconds(num_requests)
         first_s = self._first.seconds(num_requests) + self._observe.seconds(num_requests)
-        first_s += self._starts.seconds(num_requests, self._num_steps) + self._choice_s / self._num_held(so_far)
+        first_s += self._starts.seconds(num_requests, self._num_steps) + self._choice_s / max(
+            self._last_length, self._num_held(so_far)
+        )
         none_found = float(np.prod(1 - found))
         first_s += self._curve.empty_s * none_found
         if self._lengths_vary:  # whether to draft, and with as many levels as usual

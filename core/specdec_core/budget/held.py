@@ -9,12 +9,12 @@ from attrs import define, evolve
 
 from specdec_core.contracts.proposer import RequestView
 
-NUM_HELD, MOST_HELD, SHARE = 8, 32, 0.02
-"""Steps for which a choice holds while the requests stay the same: at least NUM_HELD, and where these are over soon, so
-many that choosing takes SHARE of the time. Then is learned from all that was drafted meanwhile. If the same requests
-draft again, the next choice holds for twice as many, up to MOST_HELD."""
+NUM_HELD, MOST_HELD, CHOICE_SHARE = 8, 32, 0.02
+"""Steps for which a choice holds: at least NUM_HELD, and where steps are short, so many that choosing takes
+CHOICE_SHARE of the time. Then the budget learns from all that was drafted meanwhile, and chooses again. A choice that
+is like the one before holds for twice as many steps as that. No choice holds for more than MOST_HELD steps."""
 LEAST_LEFT = 0.75
-"""The share of its requests for which a choice holds on when others have ended."""
+"""The share of its requests, and of those that draft, for which a choice holds on after others have ended."""
 
 
 @define
@@ -22,7 +22,8 @@ class Held:
     """What was chosen, and for what.
 
     is_beside: other proposers had drafts. is_informed: it was known how long drafts of these requests take. length: the
-    steps for which it holds, of which num_left are left. size: the number of requests that it was made for.
+    number of steps for which it holds. num_left: how many of these are left, with the one that goes by it now. size,
+    num_drafting: the number of requests that it was made for, and of those that draft.
     """
 
     requests: Sequence[RequestView]
@@ -33,6 +34,7 @@ class Held:
     length: int
     num_left: int
     size: int
+    num_drafting: int
 
     @classmethod
     def of(
@@ -46,15 +48,11 @@ class Held:
         least: int,
         before: Held | None,
     ) -> Held:
-        """before: the choice that held until now. least: the steps for which this one holds, at least."""
-        length = least
-        if before is not None and before.requests == requests and before._drafting == [*map(bool, numbers)]:
-            length = min(max(least, 2 * before.length), MOST_HELD)
-        return cls(requests, limits, numbers, is_beside, is_informed, length, length, len(requests))
-
-    @property
-    def _drafting(self) -> list[bool]:
-        return [*map(bool, self.numbers)]
+        """least: the number of steps for which it holds if the choice before, which is over now, was another one."""
+        if before is not None and before._is_over_and_like(requests, numbers):
+            least = min(max(least, 2 * before.length), MOST_HELD)
+        num_drafting = sum(map(bool, numbers))
+        return cls(requests, limits, numbers, is_beside, is_informed, least, least, len(requests), num_drafting)
 
     def is_for(self, requests: Sequence[RequestView], limits: list[int], *, is_beside: bool, is_informed: bool) -> bool:
         """Whether it still holds. Where a limit has grown, more draft tokens may pay. Beside drafts of other proposers,
@@ -64,17 +62,22 @@ class Held:
         return self.num_left > 1 and is_alike and self.requests == requests and all(map(le, limits, self.limits))
 
     def end_soon(self) -> None:
-        """Note that other requests were tried, of which is to be learned."""
+        """Note that other requests were tried: there is something to learn of them."""
         self.num_left = min(self.num_left, NUM_HELD)
 
     def without(self, request: RequestView) -> Held | None:
-        """The choice for the other requests; None: too few are left."""
+        """The choice for the other requests; None: too few are left, or none that drafts."""
         left = [i for i, other in enumerate(self.requests) if other.id != request.id]
-        if len(left) < LEAST_LEFT * self.size:
+        numbers = [self.numbers[i] for i in left]
+        num_drafting = sum(map(bool, numbers))
+        if len(left) < LEAST_LEFT * self.size or num_drafting < max(1, LEAST_LEFT * self.num_drafting):
             return None
-        return evolve(
-            self,
-            requests=[self.requests[i] for i in left],
-            limits=[self.limits[i] for i in left],
-            numbers=[self.numbers[i] for i in left],
-        )
+        requests, limits = [self.requests[i] for i in left], [self.limits[i] for i in left]
+        return evolve(self, requests=requests, limits=limits, numbers=numbers)
+
+    def _is_over_and_like(self, requests: Sequence[RequestView], numbers: list[int]) -> bool:
+        """Whether its steps are over, and these numbers of draft tokens nearly its own. Not if it ended early: then
+        there is little that could have been learned."""
+        if self.num_left > 1 or self.requests != requests:
+            return False
+        return all(bool(a) == bool(b) and abs(a - b) <= 1 for a, b in zip(self.numbers, numbers, strict=True))

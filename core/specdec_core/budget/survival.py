@@ -106,8 +106,8 @@ class Survival:
 
     def learn(self, past: Sequence[Past], *, lengths_vary: bool = True) -> None:
         """Compare drafts with the tokens that their requests have emitted since, in later steps, too. Nothing is
-        learned of draft tokens that are deeper than this text, or whose request has ended. lengths_vary: whether
-        drafts may end early, so that `of_depths` is needed."""
+        learned of draft tokens that are deeper than this text, or whose request has no row any more. lengths_vary:
+        whether drafts may end early, so that `of_depths` is needed."""
         past = sorted(past, key=lambda each: not each.draft.num_nodes)  # of empty ones, at the end, only that counts
         rows = np.concatenate([each.rows for each in past])
         is_here = np.array([self._rows.get(request) is not None for each in past for request in each.requests])

@@ -86,6 +86,16 @@ def test_a_choice_holds_on_when_few_others_end() -> None:
     assert budget.share(others[1:], [9] * 5, Expected.of_plain(5)) == numbers[:5], "fewer than 3 of 4 are left"
 
 
+def test_a_choice_holds_on_while_a_request_may_not_draft() -> None:
+    """As before its last token."""
+    budget, requests, chosen = budget_at(0.01, *"abcd"), [request_of(name) for name in "abcd"], []
+    budget._choose = lambda rows, limits, so_far: chosen.append(1) or [5, 4, 3, 2]  # type: ignore[func-returns-value]
+    for limits in ([9, 9, 9, 9], [9, 0, 9, 9], [9, 9, 9, 9]):
+        found = budget.share(requests, limits, Expected.of_plain(4))
+        assert found == [number if limit else 0 for number, limit in zip([5, 4, 3, 2], limits, strict=True)]
+    assert len(chosen) == 1
+
+
 @pytest.mark.parametrize(
     ("numbers", "left"),
     [([9, 0, 0, 0, 0], "bcde"), ([9, 9, 0, 0, 0], "bcde"), ([0, 9, 9, 0, 0], "acde"), ([9, 0, 0, 0, 0], "abc")],

@@ -108,6 +108,8 @@ class Budget:
         """is_sampled: whether the request has a temperature above 0. may_sample: as in `ProposerBatch`."""
         if self._past or self._ended:  # a new request may get the row of one that has ended, or its id
             self._learn()
+        if self._held is not None and request.id in self._held.numbers:
+            self._held = None
         self.survival.start(request, is_sampled=is_sampled, may_sample=may_sample)
 
     def finish(self, request: RequestView, *, learns: bool = True) -> None:
@@ -116,7 +118,6 @@ class Budget:
 
         learns: False if their device may have failed: they are dropped."""
         self.idle.forget(request)
-        self._held = self._held and self._held.without(request)
         self._requests, self._known = (), ((), self._rows)
         if learns:
             self._ended[request.id] = request
@@ -314,11 +315,11 @@ class Budget:
     def _numbers(self, requests: Sequence[RequestView], limits: list[int], so_far: Expected) -> list[int]:
         """The most draft tokens of each request, by expected gain; 0: none. so_far: of these requests."""
         held, is_beside = self._held, so_far.covered is not None
-        is_informed = self._first.knows(len(requests))
-        if held is not None and held.is_for(requests, limits, is_beside=is_beside, is_informed=is_informed):
-            numbers = held.numbers
-            held.num_left -= 1
-        else:
+        is_informed, ids = self._first.knows(len(requests)), [request.id for request in requests]
+        numbers = None
+        if held is not None:
+            numbers = held.take(ids, limits, is_beside=is_beside, is_informed=is_informed)
+        if numbers is None:
             started = perf_counter()
             self._learn()
             if held is None:
@@ -328,8 +329,8 @@ class Budget:
             numbers = self._choose(rows, limits, so_far)
             self.idle.decide(requests, numbers)
             self._held = Held.of(
-                requests,
-                list(limits),
+                ids,
+                limits,
                 numbers,
                 is_beside=is_beside,
                 is_informed=is_informed,

@@ -19,7 +19,7 @@ from specdec_core.budget.held import CHOICE_SHARE, MOST_HELD, NUM_HELD, Held
 from specdec_core.budget.idle import Idle
 from specdec_core.budget.levels import Levels
 from specdec_core.budget.nodes import Nodes, without
-from specdec_core.budget.retries import NUM_TOKENS as RETRY_TOKENS, OUTLIER, Retries
+from specdec_core.budget.retries import MOST_TOGETHER, NUM_TOKENS as RETRY_TOKENS, OUTLIER, Retries
 from specdec_core.budget.starts import Starts
 from specdec_core.budget.survival import Past, Survival
 from specdec_core.contracts.draft import Draft
@@ -78,7 +78,8 @@ class Budget:
         self.survival = Survival(max_num_seqs)
         self.idle = Idle(curve, self.survival.group)
         self._first, self._level, self._observe, self._cutting = (Clock(lambda: curve.load) for _ in range(4))
-        self._asks_levels = self._judges_nodes = False  # what the last draft showed of the proposer
+        # What the last draft showed of the proposer.
+        self._asks_levels = self._judges_nodes = self._is_chosen_on_host = False
         # Averages of drafts: draft tokens of a level, levels after the first, draft tokens that are verified, and the
         # share of the expected gain that these have. Drafts that a limit keeps short do not count.
         self._nodes_per_level = self._levels_per_draft = self._kept_per_draft = self._kept_gain = 1.0
@@ -165,7 +166,8 @@ class Budget:
         most = [limit for limit in limits if limit]
         of_asked = so_far if len(asked) == len(requests) else so_far.only(np.flatnonzero(limits))
         numbers = self._numbers(asked, most, of_asked)
-        numbers = self.retries.choose([request.id for request in asked], most, numbers)
+        in_shadow = self.retries.is_due and self._draws_shadows(numbers)
+        numbers = self.retries.choose([request.id for request in asked], most, numbers, in_shadow=in_shadow)
         if self.retries.number and self._held is not None:
             self._held.end_soon()
         if not any(numbers) or self.retries.is_alone:
@@ -209,9 +211,13 @@ class Budget:
         drafted_s = self._drafted_s = now - self._began
         # q is large, and not looked at.
         whole = draft if draft.q is None else evolve(draft, q=None, q_to_target=None, q_ids=None)
+        is_read = draft.is_on_host(draft.scores, draft.parents, draft.q_rows)
         if draft.num_nodes:
-            is_read = draft.is_on_host(draft.scores, draft.parents, draft.q_rows)
-            self._judges_nodes = draft.scores is not None and draft.q is None and is_read and is_host_made
+            self._is_chosen_on_host = draft.q is None and is_read and is_host_made
+            self._judges_nodes = draft.scores is not None and self._is_chosen_on_host
+        if self.retries.in_shadow:
+            draft = self._without_shadows(draft)
+        if draft.num_nodes:
             num_found = sum(number > 0 for number in draft.num_nodes_per_request)
             per_level, kept_gain = draft.num_nodes / num_found / max(1, draft.max_depth), 1.0
             self._nodes_per_level += NEWEST_WEIGHT * (per_level - self._nodes_per_level)
@@ -225,7 +231,8 @@ class Budget:
                     self._kept_per_draft += NEWEST_WEIGHT * (fmean(usual) - self._kept_per_draft)
         self._num_kept = draft.num_nodes
         num_tokens = [len(request.token_ids) for request in self._requests]
-        self._past.append(Past(self._requests, self._rows, num_tokens, self._limits, whole))
+        if self._is_chosen_on_host or not self.retries.in_shadow:
+            self._past.append(Past(self._requests, self._rows, num_tokens, self._limits, whole))
         return draft
 
     def end_drafting(self, seconds: float, late_s: float) -> None:
@@ -250,7 +257,7 @@ class Budget:
             usual_s = first_s + RETRY_TOKENS * level_s
             if usual_s or not self._observes:  # else the first calls, which may be slow, are all that is known
                 seconds = min(seconds, OUTLIER * usual_s)
-            num_verified = round(self._num_kept * number / size)
+            num_verified = 0 if self.retries.in_shadow else round(self._num_kept * number / size)
             more_s = self._curve.more_s(self._num_scheduled, self._so_far.num_rows, num_verified)
             self.retries.expect(seconds * number / size + late_s + self._observe.seconds(number), more_s)
         elif levels is not None and max(self._limits) >= self._most:
@@ -382,6 +389,23 @@ class Budget:
         if self._lengths_vary:
             return [self._most if number else 0 for number in chosen.tolist()]
         return [self._most if number == MOST_CHOSEN else number * size for number in chosen.tolist()]
+
+    def _draws_shadows(self, numbers: Sequence[int]) -> bool:
+        """Whether requests that are off are tried again in shadow: if drafting for all of them takes less time than
+        drafting for a few and verifying that. Sampled draft tokens would say too little: they may be accepted though
+        the request would have emitted another one. numbers: of draft tokens of each request; 0: it is off."""
+        num_off = sum(not number for number in numbers)
+        if self._asks_levels or self._observes or not self._is_chosen_on_host or num_off <= MOST_TOGETHER:
+            return False
+        few_s = self._first.seconds(MOST_TOGETHER)
+        few_s += self._curve.more_s(self._num_scheduled, self._so_far.num_rows, MOST_TOGETHER * RETRY_TOKENS)
+        return self._first.seconds(num_off) < few_s
+
+    def _without_shadows(self, draft: Draft) -> Draft:
+        """The draft without the requests that are tried in shadow."""
+        is_tried = np.array([request.id in self.retries.ids for request in self._requests])
+        nodes = Nodes.of(draft)
+        return without(draft, nodes, ~is_tried[nodes.requests])
 
     def _is_worth_cutting(self, draft: Draft) -> bool:
         """Whether the forward pass takes so much longer with the draft tokens that judging them one by one pays. Now

@@ -1,0 +1,148 @@
+"""Requests that do not draft are tried in shadow: draft tokens are compared with the text, and not verified."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import numpy as np
+import pytest
+import torch
+from simulated_budget import CPU, request_of
+
+from specdec_core import LLM, SamplingParams
+from specdec_core.budget.budget import Budget
+from specdec_core.budget.choice import Expected
+from specdec_core.budget.cost_curve import CostCurve
+from specdec_core.budget.retries import LEAST_RARE, MOST_SHADOWS, MOST_TOGETHER, Retries
+from specdec_core.budget.survival import LEVELS
+from specdec_core.contracts.draft import Draft
+
+NAMES = "abcdefgh"
+
+
+def budget_that_is_off(
+    *, drafting_s: float = 0.01, observes: bool = False, drafts: str = ""
+) -> tuple[Budget, list[Any]]:
+    """A budget of 8 requests, of which only those named in `drafts` draft. A step takes 1 s, and 1 s more with 16 draft
+    tokens."""
+    budget = Budget(CostCurve({1: 1.0, 8: 1.0, 24: 2.0}, 128), len(NAMES), 9, in_place=False, observes=observes)
+    requests = [request_of(name) for name in NAMES]
+    for request in requests:
+        budget.start(request, is_sampled=False)
+    for step in range(9):
+        budget._first.add(len(NAMES), drafting_s, step)
+        budget._first.add(MOST_TOGETHER, min(drafting_s, 0.01), step)
+    budget._is_chosen_on_host = True
+    budget._choose = lambda rows, limits, so_far: [9 * (name in drafts) for name in NAMES[: len(rows)]]  # type: ignore[method-assign]
+    return budget, requests
+
+
+def try_again(budget: Budget, requests: list[Any], step_s: float = 1.0, **changes: Any) -> Draft:
+    """A step with retries that are due. Returns what is verified."""
+    budget.retries._debt._owed_s = 0.0
+    limits = budget.share(requests, [5] * len(requests), Expected.of_plain(len(requests)))
+    drafting = [limit for limit in limits if limit]
+    assert budget.retries.ids
+    budget.levels(drafting, CPU)
+    kept = budget.keep(attrs.evolve(Draft.from_chains([[7] * limit for limit in drafting]), **changes))
+    budget.end_drafting(0.5, 0.0)
+    budget.end_steps([step_s], len(requests), {})
+    return kept
+
+
+def emit(requests: list[Any], *token_ids: int) -> None:
+    for request in requests:
+        request.token_ids = np.append(request.token_ids, token_ids)
+
+
+def test_all_requests_are_tried_and_nothing_is_verified() -> None:
+    budget, requests = budget_that_is_off()
+    tried, accepted = budget.survival._rates._tried[0], budget.survival._rates._accepted[0]
+    kept = try_again(budget, requests)
+    assert budget.retries.in_shadow
+    assert kept.num_nodes_per_request == [0] * 8
+    emit(requests[:6], 7, 7, 2)
+    emit(requests[6:], 3, 7, 7)
+    budget._learn()
+    assert tried[LEVELS : LEVELS + 3] == pytest.approx([8, 6, 6], rel=1e-3)
+    assert accepted[LEVELS : LEVELS + 3] == pytest.approx([6, 6, 0], rel=1e-3)
+
+
+def test_requests_that_draft_are_verified_meanwhile() -> None:
+    budget, requests = budget_that_is_off(drafts="bf")
+    kept = try_again(budget, requests)
+    assert budget.retries.in_shadow
+    assert budget.retries.ids == [*"acdegh"]
+    assert kept.num_nodes_per_request == [0, 5, 0, 0, 0, 5, 0, 0]
+
+
+@pytest.mark.parametrize(("drafts", "share"), [("", 1), ("bf", 6 / 8)])
+def test_it_pays_for_drafting_alone(drafts: str, share: float) -> None:
+    """Whatever the step took: nothing of it was verified."""
+    budget, requests = budget_that_is_off(drafting_s=0.5, drafts=drafts)
+    try_again(budget, requests, step_s=1.9)
+    assert budget.retries._debt._owed_s == pytest.approx(0.5 * share * LEAST_RARE)
+
+
+def test_now_and_then_a_few_are_verified() -> None:
+    budget, requests = budget_that_is_off()
+    verified = []
+    for _ in range(2 * (MOST_SHADOWS + 1)):
+        verified.append(try_again(budget, requests).num_nodes)
+        emit(requests, 3)
+    assert verified == ([0] * MOST_SHADOWS + [4 * MOST_TOGETHER]) * 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"drafting_s": 1.5},  # verifying 16 tokens takes 1 s
+        {"observes": True},
+    ],
+)
+def test_where_drafting_costs_more_a_few_are_verified(change: dict[str, Any]) -> None:
+    budget, requests = budget_that_is_off(**change)
+    assert try_again(budget, requests).num_nodes == 4 * MOST_TOGETHER
+    assert not budget.retries.in_shadow
+
+
+@pytest.mark.parametrize("how", ["_asks_levels", "_is_chosen_on_host"])
+def test_drafts_that_need_verification_are_verified(how: str) -> None:
+    budget, requests = budget_that_is_off()
+    setattr(budget, how, how == "_asks_levels")
+    assert try_again(budget, requests).num_nodes == 4 * MOST_TOGETHER
+
+
+def test_few_requests_are_verified() -> None:
+    budget, requests = budget_that_is_off()
+    assert try_again(budget, requests[:MOST_TOGETHER]).num_nodes == 4 * MOST_TOGETHER
+
+
+def test_a_sampled_draft_shows_that_the_next_ones_are_verified() -> None:
+    budget, requests = budget_that_is_off()
+    q = {"q": torch.full((40, 9), 1 / 9), "q_rows": torch.arange(40, dtype=torch.int32)}
+    assert not try_again(budget, requests, **q).num_nodes
+    assert not budget._past, "the text would not show how often they are accepted"
+    assert try_again(budget, requests).num_nodes == 4 * MOST_TOGETHER
+
+
+@pytest.mark.parametrize("method", ["ngram", "suffix"])
+def test_the_output_is_that_of_plain_decoding(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All requests are off but for shadows, which must not be seen in the output or in the counts."""
+    shadows = []
+    without_shadows = Budget._without_shadows
+    monkeypatch.setattr(Budget, "_choose", lambda self, rows, limits, so_far: [0] * len(rows))
+    monkeypatch.setattr(Budget, "_draws_shadows", lambda self, numbers: self.retries._num_shadows < MOST_SHADOWS)
+    monkeypatch.setattr(Retries, "is_due", True)
+    monkeypatch.setattr(
+        Budget, "_without_shadows", lambda self, draft: shadows.append(draft.num_nodes) or without_shadows(self, draft)
+    )
+    prompts = ["for i in range(10):\n    print(i)\n" * 4, "def add(left, right):\n", "import os\nimport sys\n" * 6]
+    params = SamplingParams(temperature=0.0, max_tokens=40)
+    found = {}
+    for config in (None, {"method": method}):
+        with LLM("tiny", speculative_config=config) as llm:
+            found[str(config)] = [each.outputs[0].token_ids for each in llm.generate(prompts, params, use_tqdm=False)]
+    assert sum(shadows) > 50
+    assert len({*map(str, found.values())}) == 1

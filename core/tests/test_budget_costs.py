@@ -15,7 +15,7 @@ from simulated_budget import budget_at, request_of
 from specdec_core.budget import clock, cost_curve
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.clock import Clock
-from specdec_core.budget.cost_curve import LEAST_COLD, NUM_BETWEEN, CostCurve
+from specdec_core.budget.cost_curve import LEAST_COLD, MOST_AGE, NUM_BETWEEN, CostCurve
 from specdec_core.budget.debt import Debt
 from specdec_core.budget.recent import NUM_NEEDED, OUTLIER
 from specdec_core.contracts.draft import Draft
@@ -50,6 +50,30 @@ def test_where_requests_are_dear_draft_tokens_are_not() -> None:
     for _ in range(NUM_BETWEEN):
         curve.add(64, 128, 6.0 + 3 * 0.32)
     assert curve.at(1, 128) > curve.at(1) + 2 * 1.27, "draft tokens turned out to be dearer"
+
+
+def test_many_draft_tokens_that_once_were_dear_are_tried_again() -> None:
+    """Fewer are drafted since then, so that nothing else would show what they cost now."""
+    curve = CostCurve({1: 1.0, 256: 3.55}, 256)
+
+    def run(num_drafted: int, seconds: float) -> None:
+        for _ in range(MOST_AGE):
+            curve.add(8, 8 + num_drafted, seconds)
+
+    run(0, 1.0)
+    run(128, 9.0)
+    run(16, 1.3)
+    assert curve.at(8, 8 + 128) == pytest.approx(9.0), "one number alone does not show what further ones add"
+    run(32, 1.5)
+    for _ in range(MOST_AGE // 2):
+        curve.add(8, 8 + 16, 1.3)
+        curve.add(8, 8 + 32, 1.5)
+    assert curve.at(8, 8 + 128) < 4.0
+    assert curve.at(8) == pytest.approx(1.0), "plain steps are measured for their own sake"
+    run(0, 1.0)
+    run(0, 1.0)
+    assert curve.at(8, 8 + 32) == pytest.approx(1.5), "where nothing is drafted, what was measured last stays"
+    assert curve.at(8, 8 + 128) == pytest.approx(9.0)
 
 
 def test_a_batch_of_requests_that_are_dear_drafts() -> None:

@@ -97,7 +97,7 @@ def test_now_and_then_a_few_are_verified() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"drafting_s": 1.5},  # verifying 16 tokens takes 1 s
+        {"drafting_s": 2.1},  # 8 requests; 4 take 0.01 s, and verifying 16 tokens 1 s
         {"observes": True},
     ],
 )

@@ -391,15 +391,16 @@ class Budget:
         return [self._most if number == MOST_CHOSEN else number * size for number in chosen.tolist()]
 
     def _draws_shadows(self, numbers: Sequence[int]) -> bool:
-        """Whether requests that are off are tried again in shadow: if drafting for all of them takes less time than
-        drafting for a few and verifying that. Sampled draft tokens would say too little: they may be accepted though
-        the request would have emitted another one. numbers: of draft tokens of each request; 0: it is off."""
+        """Whether requests that are off are tried again in shadow: if drafting for all of them takes less time, for each
+        request, than drafting for a few and verifying that. Sampled draft tokens would say too little: one may be
+        accepted though the request would have emitted another token without it. numbers: of draft tokens of each
+        request; 0: it is off."""
         num_off = sum(not number for number in numbers)
         if self._asks_levels or self._observes or not self._is_chosen_on_host or num_off <= MOST_TOGETHER:
             return False
         few_s = self._first.seconds(MOST_TOGETHER)
         few_s += self._curve.more_s(self._num_scheduled, self._so_far.num_rows, MOST_TOGETHER * RETRY_TOKENS)
-        return self._first.seconds(num_off) < few_s
+        return self._first.seconds(num_off) / num_off < few_s / MOST_TOGETHER
 
     def _without_shadows(self, draft: Draft) -> Draft:
         """The draft without the requests that are tried in shadow."""

@@ -24,6 +24,8 @@ NUM_UNMEASURED = 32
 NUM_NEEDED = 3
 """Measurements that it takes to correct the table. Older ones than MOST_AGE are used where a size is measured so rarely
 that there are no others, as if they had been taken under the present load."""
+NUM_NEWEST = 2
+"""Bins with draft tokens that have to be measured lately so that older ones of as many requests do not count."""
 DOUBTFUL = 1.5
 """By how many times the load has to change until sizes that were not measured since are doubtful."""
 NOISE, OF_SIZES, NEWEST_WEIGHT = 0.063, 0.027, 0.1
@@ -59,7 +61,8 @@ class CostCurve:
     A curve by the number of tokens is measured when the engine is built, with few requests. Steps that the engine runs
     correct it: for similar numbers of requests and of draft tokens (a bin), by the mean ratio of the steps' times to
     the curve. Between the bins of as many requests, the ratio is interpolated. Beyond the largest one, further tokens
-    add what they add elsewhere, and not by the ratio: that of a plain step is high because of its requests. Plain steps
+    add what they add elsewhere, and not by the ratio: that of a plain step is high because of its requests. So do
+    numbers of draft tokens that were not measured lately, where smaller ones were. Plain steps
     that were never run have the ratio of those of fewer and of more requests. If a bin had no steps lately, its ratio
     changes by as much as those of the others. So the estimates follow longer contexts, sampling parameters and the load
     of the machine. A single step counts where it is far below the estimate: an interruption makes steps slower, and
@@ -236,9 +239,14 @@ class CostCurve:
         return max(0.0, measured_s / expected_s)
 
     def _ratios_of(self, nearest: int) -> dict[int, float]:
-        """Of the bins that were measured with so many requests: {draft tokens: ratio}, sorted."""
-        row = sorted(self._bins.get(nearest, {}).items())
-        return {each.num_drafted: each.ratio for _, each in row if each.ratio is not None}
+        """Of the bins that were measured with so many requests: {draft tokens: ratio}, sorted. If several that have
+        draft tokens were measured lately, those of other numbers of draft tokens are left out: what once was too dear
+        would never be measured again."""
+        row = [each for _, each in sorted(self._bins.get(nearest, {}).items()) if each.ratio is not None]
+        newest = [each for each in row if each.num_drafted and each.measured_at > self._num_steps - MOST_AGE]
+        if len(newest) >= NUM_NEWEST:
+            row = [each for each in row if not each.num_drafted or any(each is other for other in newest)]
+        return {each.num_drafted: each.ratio for each in row if each.ratio is not None}
 
     def _ratio_of_plain(self, num_requests: int) -> dict[int, float]:
         """The ratio to assume of plain steps, as {0: ratio}, from those of fewer and of more requests. Empty: none was

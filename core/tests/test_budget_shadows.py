@@ -11,10 +11,11 @@ import torch
 from simulated_budget import CPU, request_of
 
 from specdec_core import LLM, SamplingParams
+from specdec_core.budget import retries
 from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import CostCurve
-from specdec_core.budget.retries import LEAST_RARE, MOST_SHADOWS, MOST_TOGETHER, Retries
+from specdec_core.budget.retries import LEAST_RARE, MOST_TOGETHER, Retries
 from specdec_core.budget.survival import LEVELS
 from specdec_core.contracts.draft import Draft
 
@@ -56,42 +57,31 @@ def emit(requests: list[Any], *token_ids: int) -> None:
         request.token_ids = np.append(request.token_ids, token_ids)
 
 
-def test_all_requests_are_tried_and_nothing_is_verified() -> None:
+def test_all_requests_draft_and_a_few_are_verified() -> None:
     budget, requests = budget_that_is_off()
     tried, accepted = budget.survival._rates._tried[0], budget.survival._rates._accepted[0]
     kept = try_again(budget, requests)
-    assert budget.retries.in_shadow
-    assert kept.num_nodes_per_request == [0] * 8
+    assert kept.num_nodes_per_request == [4] * 4 + [0] * 4
     emit(requests[:6], 7, 7, 2)
     emit(requests[6:], 3, 7, 7)
     budget._learn()
     assert tried[LEVELS : LEVELS + 3] == pytest.approx([8, 6, 6], rel=1e-3)
     assert accepted[LEVELS : LEVELS + 3] == pytest.approx([6, 6, 0], rel=1e-3)
+    assert try_again(budget, requests).num_nodes_per_request == [0] * 4 + [4] * 4
 
 
 def test_requests_that_draft_are_verified_meanwhile() -> None:
     budget, requests = budget_that_is_off(drafts="bf")
     kept = try_again(budget, requests)
-    assert budget.retries.in_shadow
-    assert budget.retries.ids == [*"acdegh"]
-    assert kept.num_nodes_per_request == [0, 5, 0, 0, 0, 5, 0, 0]
+    assert (budget.retries.ids, budget.retries.shadows) == ([*"acde"], [*"gh"])
+    assert kept.num_nodes_per_request == [4, 5, 4, 4, 4, 5, 0, 0]
 
 
-@pytest.mark.parametrize(("drafts", "share"), [("", 1), ("bf", 6 / 8)])
-def test_it_pays_for_drafting_alone(drafts: str, share: float) -> None:
-    """Whatever the step took: nothing of it was verified."""
-    budget, requests = budget_that_is_off(drafting_s=0.5, drafts=drafts)
-    try_again(budget, requests, step_s=1.9)
-    assert budget.retries._debt._owed_s == pytest.approx(0.5 * share * LEAST_RARE)
-
-
-def test_now_and_then_a_few_are_verified() -> None:
-    budget, requests = budget_that_is_off()
-    verified = []
-    for _ in range(2 * (MOST_SHADOWS + 1)):
-        verified.append(try_again(budget, requests).num_nodes)
-        emit(requests, 3)
-    assert verified == ([0] * MOST_SHADOWS + [4 * MOST_TOGETHER]) * 2
+def test_shadows_pay_for_being_drafted_alone() -> None:
+    budget, requests = budget_that_is_off(drafting_s=0.5, drafts="bf")
+    num_verified = try_again(budget, requests).num_nodes
+    verified_s = budget._curve.more_s(8, 8, round(num_verified * 4 / 6))  # 4 are tried, and 2 draft anyway
+    assert budget.retries._debt._owed_s == pytest.approx((0.5 * 6 / 8 + verified_s) * LEAST_RARE)
 
 
 @pytest.mark.parametrize(
@@ -103,37 +93,41 @@ def test_now_and_then_a_few_are_verified() -> None:
 )
 def test_where_drafting_costs_more_a_few_are_verified(change: dict[str, Any]) -> None:
     budget, requests = budget_that_is_off(**change)
-    assert try_again(budget, requests).num_nodes == 4 * MOST_TOGETHER
-    assert not budget.retries.in_shadow
+    try_again(budget, requests)
+    assert budget.retries.ids
+    assert not budget.retries.shadows
 
 
 @pytest.mark.parametrize("how", ["_asks_levels", "_is_chosen_on_host"])
 def test_drafts_that_need_verification_are_verified(how: str) -> None:
     budget, requests = budget_that_is_off()
     setattr(budget, how, how == "_asks_levels")
-    assert try_again(budget, requests).num_nodes == 4 * MOST_TOGETHER
+    try_again(budget, requests)
+    assert not budget.retries.shadows
 
 
-def test_few_requests_are_verified() -> None:
+def test_few_requests_are_all_verified() -> None:
     budget, requests = budget_that_is_off()
     assert try_again(budget, requests[:MOST_TOGETHER]).num_nodes == 4 * MOST_TOGETHER
 
 
 def test_a_sampled_draft_shows_that_the_next_ones_are_verified() -> None:
     budget, requests = budget_that_is_off()
-    q = {"q": torch.full((40, 9), 1 / 9), "q_rows": torch.arange(40, dtype=torch.int32)}
-    assert not try_again(budget, requests, **q).num_nodes
+    q = {"q": torch.full((36, 9), 1 / 9), "q_rows": torch.arange(36, dtype=torch.int32)}
+    assert try_again(budget, requests, **q).num_nodes == 4 * MOST_TOGETHER
     assert not budget._past, "the text would not show how often they are accepted"
-    assert try_again(budget, requests).num_nodes == 4 * MOST_TOGETHER
+    try_again(budget, requests)
+    assert not budget.retries.shadows
 
 
 @pytest.mark.parametrize("method", ["ngram", "suffix"])
 def test_the_output_is_that_of_plain_decoding(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All requests are off but for shadows, which must not be seen in the output or in the counts."""
+    """Nothing drafts but retries and shadows."""
     shadows = []
     without_shadows = Budget._without_shadows
     monkeypatch.setattr(Budget, "_choose", lambda self, rows, limits, so_far: [0] * len(rows))
-    monkeypatch.setattr(Budget, "_draws_shadows", lambda self, numbers: self.retries._num_shadows < MOST_SHADOWS)
+    monkeypatch.setattr(Budget, "_has_shadows", lambda self, numbers: True)
+    monkeypatch.setattr(retries, "MOST_TOGETHER", 1)
     monkeypatch.setattr(Retries, "is_due", True)
     monkeypatch.setattr(
         Budget, "_without_shadows", lambda self, draft: shadows.append(draft.num_nodes) or without_shadows(self, draft)

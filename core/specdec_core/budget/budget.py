@@ -166,8 +166,8 @@ class Budget:
         most = [limit for limit in limits if limit]
         of_asked = so_far if len(asked) == len(requests) else so_far.only(np.flatnonzero(limits))
         numbers = self._numbers(asked, most, of_asked)
-        in_shadow = self.retries.is_due and self._draws_shadows(numbers)
-        numbers = self.retries.choose([request.id for request in asked], most, numbers, in_shadow=in_shadow)
+        has_shadows = self.retries.is_due and self._has_shadows(numbers)
+        numbers = self.retries.choose([request.id for request in asked], most, numbers, has_shadows=has_shadows)
         if self.retries.number and self._held is not None:
             self._held.end_soon()
         if not any(numbers) or self.retries.is_alone:
@@ -215,7 +215,7 @@ class Budget:
         if draft.num_nodes:
             self._is_chosen_on_host = draft.q is None and is_read and is_host_made
             self._judges_nodes = draft.scores is not None and self._is_chosen_on_host
-        if self.retries.in_shadow:
+        if self.retries.shadows:
             draft = self._without_shadows(draft)
         if draft.num_nodes:
             num_found = sum(number > 0 for number in draft.num_nodes_per_request)
@@ -231,7 +231,7 @@ class Budget:
                     self._kept_per_draft += NEWEST_WEIGHT * (fmean(usual) - self._kept_per_draft)
         self._num_kept = draft.num_nodes
         num_tokens = [len(request.token_ids) for request in self._requests]
-        if self._is_chosen_on_host or not self.retries.in_shadow:
+        if self._is_chosen_on_host or not self.retries.shadows:
             self._past.append(Past(self._requests, self._rows, num_tokens, self._limits, whole))
         return draft
 
@@ -257,7 +257,8 @@ class Budget:
             usual_s = first_s + RETRY_TOKENS * level_s
             if usual_s or not self._observes:  # else the first calls, which may be slow, are all that is known
                 seconds = min(seconds, OUTLIER * usual_s)
-            num_verified = 0 if self.retries.in_shadow else round(self._num_kept * number / size)
+            share = len(self.retries.ids) / (size - len(self.retries.shadows))
+            num_verified = round(self._num_kept * share)
             more_s = self._curve.more_s(self._num_scheduled, self._so_far.num_rows, num_verified)
             self.retries.expect(seconds * number / size + late_s + self._observe.seconds(number), more_s)
         elif levels is not None and max(self._limits) >= self._most:
@@ -390,10 +391,10 @@ class Budget:
             return [self._most if number else 0 for number in chosen.tolist()]
         return [self._most if number == MOST_CHOSEN else number * size for number in chosen.tolist()]
 
-    def _draws_shadows(self, numbers: Sequence[int]) -> bool:
-        """Whether requests that are off are tried again in shadow: if drafting for all of them takes less time, for each
-        request, than drafting for a few and verifying that. Sampled draft tokens would say too little: one may be
-        accepted though the request would have emitted another token without it. numbers: of draft tokens of each
+    def _has_shadows(self, numbers: Sequence[int]) -> bool:
+        """Whether more requests that are off draft, in shadow, if a few are tried again: if that takes less time, for
+        each request, than drafting for these few and verifying it. Sampled draft tokens would say too little: one may
+        be accepted though the request would have emitted another token without it. numbers: of draft tokens of each
         request; 0: it is off."""
         num_off = sum(not number for number in numbers)
         if self._asks_levels or self._observes or not self._is_chosen_on_host or num_off <= MOST_TOGETHER:
@@ -403,10 +404,10 @@ class Budget:
         return self._first.seconds(num_off) / num_off < few_s / MOST_TOGETHER
 
     def _without_shadows(self, draft: Draft) -> Draft:
-        """The draft without the requests that are tried in shadow."""
-        is_tried = np.array([request.id in self.retries.ids for request in self._requests])
+        """The draft without what was drafted in shadow."""
+        is_shadow = np.array([request.id in self.retries.shadows for request in self._requests])
         nodes = Nodes.of(draft)
-        return without(draft, nodes, ~is_tried[nodes.requests])
+        return without(draft, nodes, ~is_shadow[nodes.requests])
 
     def _is_worth_cutting(self, draft: Draft) -> bool:
         """Whether the forward pass takes so much longer with the draft tokens that judging them one by one pays. Now

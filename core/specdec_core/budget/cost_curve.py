@@ -33,7 +33,7 @@ NOISE, OF_SIZES, NEWEST_WEIGHT = 0.063, 0.027, 0.1
 of these sizes in comparison with others. The change (of its logarithm) is shared out by the variance that either has:
 NOISE at first for the machine, then what repeated measurements of the same sizes show, with NEWEST_WEIGHT for the
 newest; OF_SIZES for the sizes, where the rest adds up if it is always the same."""
-FIRST_GUESS = 0.1
+FIRST_GUESS = 1.0
 """What is assumed of further tokens, before some are measured, counts as much as this many plain steps of a request."""
 COLD_S, LEAST_COLD, MOST_COLD = 0.012, 2, 20
 """For so many seconds, and for a number of steps within these bounds, plain steps take longer after a draft, on a CPU:

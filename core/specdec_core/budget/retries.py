@@ -16,8 +16,6 @@ NUM_TOKENS, MOST_TOGETHER = 4, 4
 next retry had to wait for seconds; and hidden states that were not observed yet are read first."""
 GAIN_SHARE, MOST_SAVED = 0.5, 8.0
 """Of the time that a retry gains, the share that later ones may lose, and how many times a retry's cost is saved up."""
-MOST_SHADOWS = 3
-"""Retries in shadow before one that is verified."""
 OUTLIER = 4.0
 """A retry that took longer than this many times what was expected was interrupted, and counts as that."""
 
@@ -27,17 +25,16 @@ class Retries:
     pass, less the time that accepted draft tokens save. A retry that gains is followed by others at
     once, until the estimates have changed.
 
-    Where drafting takes little time, all requests that are off are tried in shadow: their draft tokens are not
-    verified, but compared with the tokens that the requests emit anyway. Now and then a few are verified all the same:
-    that shows what a step with draft tokens takes.
+    A few requests are tried at once, in turn. Where drafting takes little time, the others draft, too, in shadow: their
+    draft tokens are not verified, but compared with the tokens that they emit anyway.
 
-    Attributes: ids, of the requests that are tried again in this step. in_shadow, whether in shadow.
+    Attributes: ids, of the requests that are tried again in this step. shadows, ids of those that draft in shadow.
     """
 
     def __init__(self) -> None:
         self._debt = Debt(TIME_SHARE)
         self.ids: list[str] = []
-        self.in_shadow, self._num_shadows = False, 0
+        self.shadows: list[str] = []
         self._is_whole = False  # no other request drafts in this step
         self._next = 0  # the first of the next ones, among those that are off
         self._expected_s = self._drafting_s = 0.0  # of this step's
@@ -45,7 +42,8 @@ class Retries:
 
     @property
     def number(self) -> int:
-        return len(self.ids)
+        """Of requests that draft only because they are tried again."""
+        return len(self.ids) + len(self.shadows)
 
     @property
     def is_alone(self) -> bool:
@@ -58,33 +56,31 @@ class Retries:
 
     def begin(self) -> None:
         """Begin a step."""
-        self.ids, self.in_shadow, self._expected_s, self._drafting_s = [], False, 0.0, 0.0
+        self.ids, self.shadows, self._expected_s, self._drafting_s = [], [], 0.0, 0.0
 
     def choose(
-        self, ids: Sequence[str], limits: Sequence[int], numbers: list[int], *, in_shadow: bool = False
+        self, ids: Sequence[str], limits: Sequence[int], numbers: list[int], *, has_shadows: bool = False
     ) -> list[int]:
         """Return the numbers of draft tokens together with those of requests that are tried again, if it is time. Not
-        all at once, unless in shadow: what some show tells of the others, too.
+        all at once: what some show tells of the others, too.
 
         ids, limits: of the requests, and the most draft tokens of each. numbers: of draft tokens; 0: it is off.
-        in_shadow: whether it may be in shadow.
+        has_shadows: whether the other requests that are off draft in shadow.
         """
         if all(numbers) or not self.is_due:
             return numbers
         off = [i for i, number in enumerate(numbers) if not number]
-        self._is_whole = len(off) == len(numbers)
-        self.in_shadow = in_shadow and self._num_shadows < MOST_SHADOWS
-        if self.in_shadow:
-            self._num_shadows += 1
-            self.ids = [ids[i] for i in off]
-            return [number or limit for number, limit in zip(numbers, limits, strict=True)]
-        first, self._num_shadows = self._next % len(off), 0
-        tried = (off[first:] + off[:first])[:MOST_TOGETHER]
-        self._next, self.ids = first + len(tried), [ids[i] for i in tried]
-        return [
-            min(limit, NUM_TOKENS) if i in tried else number
-            for i, (number, limit) in enumerate(zip(numbers, limits, strict=True))
-        ]
+        first = self._next % len(off)
+        off = off[first:] + off[:first]
+        tried, others = off[:MOST_TOGETHER], off[MOST_TOGETHER:] if has_shadows else []
+        self._next, self._is_whole = first + len(tried), len(off) == len(numbers)
+        self.ids, self.shadows = [ids[i] for i in tried], [ids[i] for i in others]
+        chosen = [*numbers]
+        for i in tried:
+            chosen[i] = min(limits[i], NUM_TOKENS)
+        for i in others:
+            chosen[i] = limits[i]
+        return chosen
 
     def expect(self, drafting_s: float, more_s: float) -> None:
         """drafting_s: what the step's retries took. more_s: by how much their draft tokens should slow down the forward
@@ -108,7 +104,7 @@ class Retries:
         self._debt.pay(sum(seconds))
         if self._expected_s:
             lost_s = self._expected_s
-            if self._is_whole and not is_prefill and not self.in_shadow:
+            if self._is_whole and not is_prefill:
                 # Not at least what was expected: costs that are estimated too high would never be measured again.
                 lost_s = min(max(self._drafting_s, seconds[-1] - plain_s), OUTLIER * lost_s)
             gained_s = sum(accepted.get(request_id, 0) for request_id in self.ids) * plain_s / num_requests

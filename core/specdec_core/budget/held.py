@@ -10,7 +10,7 @@ NUM_HELD, MOST_HELD, CHOICE_SHARE = 8, 32, 0.02
 """Steps for which a choice holds: at least NUM_HELD, and where steps are short, so many that choosing takes
 CHOICE_SHARE of the time. Then the budget learns from all that was drafted meanwhile, and chooses again. A choice that
 is like the one before holds for twice as many steps as that. No choice holds for more than MOST_HELD steps."""
-LEAST_LEFT = 0.75
+LEAST_LEFT = 0.5
 """The share of its requests, and of those that draft, for which a choice holds on when the others have ended or may not
 draft any more."""
 

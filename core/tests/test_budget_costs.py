@@ -178,7 +178,21 @@ def test_steps_in_which_nothing_was_found_make_plain_ones_no_dearer() -> None:
     assert curve.seconds(1)[1] == pytest.approx(1.2)
     for _ in range(2 * NUM_BETWEEN):
         curve.add_empty(1, 1.1)
-    assert curve.empty_s == 0, "less than a plain step"
+    assert curve.empty_s == pytest.approx(0, abs=1e-9), "less than a plain step"
+
+
+def test_steps_in_which_nothing_was_found_show_what_plain_ones_take_at_most() -> None:
+    """While drafting goes on, plain steps are rarely measured."""
+    curve = CostCurve({1: 1.0, 64: 1.6}, 64)
+    for _ in range(NUM_BETWEEN):
+        curve.add(8, 8, 3.0)
+    for _ in range(NUM_BETWEEN):
+        curve.add_empty(8, 2.0)
+    assert curve.at(8) == pytest.approx(2.0)
+    assert curve.empty_s < 0.1
+    for _ in range(3 * NUM_BETWEEN):
+        curve.add_empty(8, 9.0)
+    assert curve.at(8) == pytest.approx(2.0)
 
 
 def test_the_curve_is_corrected_though_most_steps_find_nothing() -> None:

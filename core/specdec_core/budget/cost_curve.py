@@ -4,7 +4,7 @@ engine runs."""
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import ceil, log
 from statistics import median
 
@@ -43,11 +43,12 @@ the first twice as long if they are short, the next ones a quarter, and the last
 @define
 class _Bin:
     """Steps of similar size. num_drafted: draft tokens of the last one. newest: ratios of measured times to the curve,
-    divided by the load. ratio: None until it was measured. load_at, measured_at: the load and the step when it was last
-    measured."""
+    divided by the load. empty: the ratios of steps for which a proposer was asked in vain. ratio: None until it was
+    measured. load_at, measured_at: the load and the step when it was last measured."""
 
     num_drafted: int
     recent: Recent = field(factory=lambda: Recent(MOST_AGE))
+    empty: Recent = field(factory=lambda: Recent(MOST_AGE))
     newest: deque[float] = field(factory=lambda: deque(maxlen=NUM_NEEDED))
     ratio: float | None = None
     load_at: float | None = None
@@ -112,8 +113,10 @@ class CostCurve:
 
     def add_empty(self, num_requests: int, seconds: float) -> None:
         """Count a step for which a proposer was asked, and had no draft token: the forward pass is slower than that of
-        a plain step, since other code has run before it."""
+        a plain step, since other code has run before it. So it shows what a plain step takes at most."""
         self._empty.add(seconds - self.at(num_requests), self._num_steps + 1)
+        if (each := self._plain_bin(num_requests)) is not None:
+            each.empty.add(self._ratio(seconds, num_requests), self._num_steps + 1)
         self._count_step()
 
     def refresh(self) -> None:
@@ -173,6 +176,7 @@ class CostCurve:
         last, self._corrected_at = self._corrected_at, self._num_steps
         fresh, rare = list[tuple[_Bin, float]](), list[tuple[_Bin, float]]()
         bins = [(int(self._sizes[n - 1]), each) for n, row in self._bins.items() for each in row.values()]
+        self._lower_plain([each for _, each in bins])
         for num_requests, each in bins:
             if each.measured_at > last:
                 if (ratio := each.recent.mean(self._num_steps, NUM_NEEDED)) is not None:
@@ -202,6 +206,15 @@ class CostCurve:
         self._last = [each for each, _ in fresh] or self._last
         self.num_corrections += 1
         self._tables.clear()
+
+    def _lower_plain(self, bins: Iterable[_Bin]) -> None:
+        """Lower the ratios of plain steps to those of steps in which a proposer was asked in vain."""
+        for each in bins:
+            most = each.empty.mean(self._num_steps)
+            if most is not None and each.ratio is not None and most < each.ratio:
+                each.ratio = most
+                self.num_corrections += 1
+                self._tables.clear()
 
     def _ratio_of_few(self, each: _Bin, num_requests: int) -> float | None:
         """The ratio of a bin that had fewer steps lately than are needed; None: too little is known."""

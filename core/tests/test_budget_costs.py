@@ -73,6 +73,7 @@ def test_many_draft_tokens_that_once_were_dear_are_tried_again() -> None:
         curve.add(8, 8 + 32, 1.5)
     assert curve.at(8, 8 + 128) < 4.0
     assert curve.at(8) == pytest.approx(1.0), "plain steps are measured for their own sake"
+    assert curve.at(8, 8 + 24) == pytest.approx(1.4, rel=0.1)
     run(0, 1.0)
     run(0, 1.0)
     assert curve.at(8, 8 + 32) == pytest.approx(1.5), "where nothing is drafted, what was measured last stays"
@@ -190,15 +191,30 @@ def test_steps_in_which_nothing_was_found_show_what_plain_ones_take_at_most() ->
         curve.add_empty(8, 2.0)
     assert curve.at(8) == pytest.approx(2.0)
     assert curve.empty_s < 0.1
+    for seconds in (1.0, 2.0):
+        for _ in range(NUM_BETWEEN):
+            curve.add(1, 1, seconds)
+    assert curve.at(8) == pytest.approx(4.0), "the machine became slower"
     for _ in range(3 * NUM_BETWEEN):
         curve.add_empty(8, 9.0)
-    assert curve.at(8) == pytest.approx(2.0)
+    assert curve.at(8) == pytest.approx(6.0), "what was measured"
+
+
+def test_the_load_does_not_change_where_plain_steps_take_less_than_was_measured() -> None:
+    curve = CostCurve({1: 1.0, 64: 1.6}, 64)
+    for _ in range(NUM_BETWEEN):
+        curve.add(8, 24, 2.0)
+    load = curve.load
+    for i in range(40 * NUM_BETWEEN):
+        curve.add_empty(8, 1.2) if i % 4 == 0 else curve.add(8, 8, 1.25)
+    assert curve.load == pytest.approx(load, rel=0.05)
+    assert curve.at(8) == pytest.approx(1.2)
 
 
 def test_the_curve_is_corrected_though_most_steps_find_nothing() -> None:
     curve = CostCurve({1: 1.0, 9: 1.8}, 16)
     for step in range(1, 2 * NUM_BETWEEN + 1):
-        curve.add_empty(1, 1.4) if step % 8 in (0, 1) else curve.add(1, 1, 2.0)
+        curve.add_empty(1, 2.4) if step % 8 in (0, 1) else curve.add(1, 1, 2.0)
     assert curve.seconds(1)[1] == pytest.approx(2.0)
 
 

@@ -98,7 +98,13 @@ def test_a_choice_holds_on_while_a_request_may_not_draft() -> None:
 
 @pytest.mark.parametrize(
     ("numbers", "left"),
-    [([9, 0, 0, 0, 0], "bcde"), ([9, 9, 9, 0, 0], "cde"), ([0, 9, 9, 9, 0], "ade"), ([9, 0, 0, 0, 0], "ab")],
+    [
+        ([9, 0, 0, 0, 0], "bcde"),
+        ([9, 9, 9, 0, 0], "cde"),
+        ([0, 9, 9, 9, 0], "ade"),
+        ([9, 0, 0, 0, 0], "ab"),
+        ([0] * 5, "abcd"),
+    ],
 )
 def test_a_choice_does_not_hold_if_few_are_left(numbers: list[int], left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Retries, "is_due", False)

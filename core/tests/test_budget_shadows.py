@@ -65,9 +65,31 @@ def test_all_requests_draft_and_a_few_are_verified() -> None:
     emit(requests[:6], 7, 7, 2)
     emit(requests[6:], 3, 7, 7)
     budget._learn()
+    assert not tried.any(), "up to 5 tokens were drafted"
+    emit(requests, 3, 3, 3)
+    budget._learn()
     assert tried[LEVELS : LEVELS + 3] == pytest.approx([8, 6, 6], rel=1e-3)
     assert accepted[LEVELS : LEVELS + 3] == pytest.approx([6, 6, 0], rel=1e-3)
     assert try_again(budget, requests).num_nodes_per_request == [0] * 4 + [4] * 4
+
+
+def test_of_a_shadow_is_learned_when_a_request_ends() -> None:
+    budget, requests = budget_that_is_off()
+    try_again(budget, requests)
+    emit(requests, 7)
+    budget.finish(requests[0])
+    budget._learn()
+    assert not budget._past
+    assert budget.survival._rates._tried[0, LEVELS] == 8
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_shadows_of_requests_that_are_gone_do_not_wait(learns: bool) -> None:
+    budget, requests = budget_that_is_off()
+    try_again(budget, requests)
+    for request in requests:
+        budget.finish(request, learns=learns)
+    assert not budget._past
 
 
 def test_requests_that_draft_are_verified_meanwhile() -> None:

@@ -56,6 +56,17 @@ def test_a_rejected_level_is_counted_once() -> None:
     assert survival.of_depths(np.array([0]), 2)[0] == pytest.approx([1, 0], abs=0.1)
 
 
+@pytest.mark.parametrize(("text", "num_missed"), [([7], 0), ([7, 7], 0), ([7, 7, 3], 1), ([7, 3, 3], 0)])
+def test_a_level_was_missed_if_the_text_goes_on_after_the_draft(text: list[int], num_missed: int) -> None:
+    """Of drafts that are longer than the text, it is not known whether their next token is right, either."""
+    survival, request = Survival(1), request_of("a")
+    survival.start(request, is_sampled=False)
+    number = len(request.token_ids)
+    request.token_ids = np.append(request.token_ids, text)
+    survival.learn([Past([request], np.array([0]), [number], [9], Draft.from_chains([[7, 7]]))])
+    assert survival._rates._tried[0, REACHED + 2] == num_missed
+
+
 @pytest.mark.parametrize("how", ["_asks_levels", "_judges_nodes"])
 def test_a_proposer_whose_drafts_vary_in_length_is_judged_by_what_they_yield(how: str) -> None:
     """Its levels are nearly always right, but it drafts few, and each draft costs as much as a plain step."""

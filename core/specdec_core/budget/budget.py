@@ -207,8 +207,7 @@ class Budget:
         levels, size = self._levels, draft.batch_size
         asks_now = levels is not None and levels.first_s is not None  # not if only one token was allowed
         self._asks_levels = levels is not None and (self._asks_levels or asks_now)
-        now = perf_counter()
-        drafted_s = self._drafted_s = now - self._began
+        drafted_s = self._drafted_s = perf_counter() - self._began
         # q is large, and not looked at.
         whole = draft if draft.q is None else evolve(draft, q=None, q_to_target=None, q_ids=None)
         is_read = draft.is_on_host(draft.scores, draft.parents, draft.q_rows)
@@ -222,8 +221,9 @@ class Budget:
             per_level, kept_gain = draft.num_nodes / num_found / max(1, draft.max_depth), 1.0
             self._nodes_per_level += NEWEST_WEIGHT * (per_level - self._nodes_per_level)
             if draft.scores is not None and is_read and self._is_worth_cutting(draft):
+                started = perf_counter()
                 draft, kept_gain = self._cut(draft, drafted_s)
-                self._cutting.add(size, perf_counter() - now, self._num_steps)
+                self._cutting.add(size, perf_counter() - started, self._num_steps)
             if not self.retries.number:
                 self._kept_gain += NEWEST_WEIGHT * (kept_gain - self._kept_gain)
                 pairs = zip(draft.num_nodes_per_request, self._limits, strict=True)
@@ -232,7 +232,8 @@ class Budget:
         self._num_kept = draft.num_nodes
         num_tokens = [len(request.token_ids) for request in self._requests]
         if self._is_chosen_on_host or not self.retries.shadows:
-            self._past.append(Past(self._requests, self._rows, num_tokens, self._limits, whole))
+            past = Past(self._requests, self._rows, num_tokens, self._limits, whole, bool(self.retries.shadows))
+            self._past.append(past)
         return draft
 
     def end_drafting(self, seconds: float, late_s: float) -> None:
@@ -312,13 +313,22 @@ class Budget:
 
     def _learn(self) -> None:
         """Learn from the drafts of all requests since the last time, and free the rows of those that have ended."""
-        past, self._past = self._past, []  # first: an interrupt must not make the drafts count twice
+        waiting = [each for each in self._past if each.has_shadows and self._waits(each)]
+        past = [each for each in self._past if each not in waiting]
+        self._past = waiting  # first: an interrupt must not make the drafts count twice
         if past:
             self.idle.learned()
             self.survival.learn(past, lengths_vary=self._lengths_vary)
         for request in self._ended.values():
             self.survival.finish(request)
         self._ended.clear()
+
+    def _waits(self, past: Past) -> bool:
+        """Whether the text of shadows is still shorter than what they have drafted, and all its requests go on."""
+        if any(request.id in self._ended or self.survival.group(request) < 0 for request in past.requests):
+            return False
+        pairs = zip(past.requests, past.num_tokens, strict=True)
+        return min(len(request.token_ids) - number for request, number in pairs) <= past.draft.max_depth
 
     def _numbers(self, requests: Sequence[RequestView], limits: list[int], so_far: Expected) -> list[int]:
         """The most draft tokens of each request, by expected gain; 0: none. so_far: of these requests."""

@@ -4,7 +4,7 @@ engine runs."""
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import ceil, log
 from statistics import median
 
@@ -25,7 +25,7 @@ NUM_NEEDED = 3
 """Measurements that it takes to correct the table. Older ones than MOST_AGE are used where a size is measured so rarely
 that there are no others, as if they had been taken under the present load."""
 NUM_NEWEST = 2
-"""Bins with draft tokens that have to be measured lately so that older ones of as many requests do not count."""
+"""How many bins with draft tokens have to be measured lately so that steps may take less than older ones show."""
 DOUBTFUL = 1.5
 """By how many times the load has to change until sizes that were not measured since are doubtful."""
 NOISE, OF_SIZES, NEWEST_WEIGHT = 0.063, 0.027, 0.1
@@ -43,7 +43,7 @@ the first twice as long if they are short, the next ones a quarter, and the last
 @define
 class _Bin:
     """Steps of similar size. num_drafted: draft tokens of the last one. newest: ratios of measured times to the curve,
-    divided by the load. empty: the ratios of steps for which a proposer was asked in vain. ratio: None until it was
+    divided by the load. empty: likewise, of steps for which a proposer was asked in vain. ratio: None until it was
     measured. load_at, measured_at: the load and the step when it was last measured."""
 
     num_drafted: int
@@ -62,8 +62,9 @@ class CostCurve:
     A curve by the number of tokens is measured when the engine is built, with few requests. Steps that the engine runs
     correct it: for similar numbers of requests and of draft tokens (a bin), by the mean ratio of the steps' times to
     the curve. Between the bins of as many requests, the ratio is interpolated. Beyond the largest one, further tokens
-    add what they add elsewhere, and not by the ratio: that of a plain step is high because of its requests. So do
-    numbers of draft tokens that were not measured lately, where smaller ones were. Plain steps
+    add what they add elsewhere, and not by the ratio: that of a plain step is high because of its requests. What was
+    measured long ago counts only where it is lower than what the newest steps show of other numbers of draft tokens:
+    what once was too dear would never be measured again. Plain steps
     that were never run have the ratio of those of fewer and of more requests. If a bin had no steps lately, its ratio
     changes by as much as those of the others. So the estimates follow longer contexts, sampling parameters and the load
     of the machine. A single step counts where it is far below the estimate: an interruption makes steps slower, and
@@ -116,7 +117,7 @@ class CostCurve:
         a plain step, since other code has run before it. So it shows what a plain step takes at most."""
         self._empty.add(seconds - self.at(num_requests), self._num_steps + 1)
         if (each := self._plain_bin(num_requests)) is not None:
-            each.empty.add(self._ratio(seconds, num_requests), self._num_steps + 1)
+            each.empty.add(self._ratio(seconds, num_requests) / self.load, self._num_steps + 1)
         self._count_step()
 
     def refresh(self) -> None:
@@ -176,15 +177,12 @@ class CostCurve:
         last, self._corrected_at = self._corrected_at, self._num_steps
         fresh, rare = list[tuple[_Bin, float]](), list[tuple[_Bin, float]]()
         bins = [(int(self._sizes[n - 1]), each) for n, row in self._bins.items() for each in row.values()]
-        self._lower_plain([each for _, each in bins])
         for num_requests, each in bins:
             if each.measured_at > last:
                 if (ratio := each.recent.mean(self._num_steps, NUM_NEEDED)) is not None:
                     fresh.append((each, ratio))
                 elif (ratio := self._ratio_of_few(each, num_requests)) is not None:
                     rare.append((each, ratio))
-        if not fresh and not rare:
-            return
         changes = {id(each): ratio / each.ratio for each, ratio in fresh if each.ratio is not None}
         # Where drafting starts or stops, all other sizes are measured than before.
         stayed = [changes[id(each)] for each in self._last if id(each) in changes]
@@ -207,15 +205,6 @@ class CostCurve:
         self.num_corrections += 1
         self._tables.clear()
 
-    def _lower_plain(self, bins: Iterable[_Bin]) -> None:
-        """Lower the ratios of plain steps to those of steps in which a proposer was asked in vain."""
-        for each in bins:
-            most = each.empty.mean(self._num_steps)
-            if most is not None and each.ratio is not None and most < each.ratio:
-                each.ratio = most
-                self.num_corrections += 1
-                self._tables.clear()
-
     def _ratio_of_few(self, each: _Bin, num_requests: int) -> float | None:
         """The ratio of a bin that had fewer steps lately than are needed; None: too little is known."""
         num_tokens, last = self._num_tokens(num_requests, each.num_drafted), each.newest[-1] * self.load
@@ -228,12 +217,19 @@ class CostCurve:
         known = self._ratios_of(self._bin(num_requests))
         if 0 not in known:
             known = self._ratio_of_plain(num_requests) | known or {0: self.load}
-        sizes, ratios = [self._num_tokens(num_requests, number) for number in known], list(known.values())
-        of_each = np.interp(self._logs, np.log(sizes), ratios)
-        seconds = self._base * np.concatenate([of_each[:1], of_each])
-        more_s = self._base[sizes[-1] :] - self._base[sizes[-1]]
-        seconds[sizes[-1] :] = seconds[sizes[-1]] + more_s * self._ratio_of_more(ratios[-1])
+        newest = self._newest_of(self._bin(num_requests))
+        some = {number: ratio for number, ratio in known.items() if not number or number in newest}
+        seconds = np.minimum(self._through(num_requests, known), self._through(num_requests, some))
         return _never_falling(seconds)
+
+    def _through(self, num_requests: int, ratios: Mapping[int, float]) -> np.ndarray:
+        """float64 [max_tokens + 1]   the seconds by the number of tokens, from ratios by that of draft tokens."""
+        sizes, known = [self._num_tokens(num_requests, number) for number in ratios], list(ratios.values())
+        of_each = np.interp(self._logs, np.log(sizes), known)
+        seconds: np.ndarray = self._base * np.concatenate([of_each[:1], of_each])
+        more_s = self._base[sizes[-1] :] - self._base[sizes[-1]]
+        seconds[sizes[-1] :] = seconds[sizes[-1]] + more_s * self._ratio_of_more(known[-1])
+        return seconds
 
     def _ratio_of_more(self, ratio: float) -> float:
         """The ratio to assume of the time that further draft tokens add: that of all numbers of requests of which steps
@@ -243,7 +239,7 @@ class CostCurve:
         expected_s = FIRST_GUESS * float(self._base[1])
         measured_s = expected_s * min(ratio, self.load)
         for nearest in self._bins:
-            drafted = [each for each in self._ratios_of(nearest).items() if each[0]]
+            drafted = [*self._newest_of(nearest).items()]
             if len(drafted) > 1:
                 sizes = [self._num_tokens(int(self._sizes[nearest - 1]), drafted[i][0]) for i in (0, -1)]
                 first_s, last_s = self._base[sizes].tolist()
@@ -252,14 +248,21 @@ class CostCurve:
         return max(0.0, measured_s / expected_s)
 
     def _ratios_of(self, nearest: int) -> dict[int, float]:
-        """Of the bins that were measured with so many requests: {draft tokens: ratio}, sorted. If several that have
-        draft tokens were measured lately, those of other numbers of draft tokens are left out: what once was too dear
-        would never be measured again."""
-        row = [each for _, each in sorted(self._bins.get(nearest, {}).items()) if each.ratio is not None]
-        newest = [each for each in row if each.num_drafted and each.measured_at > self._num_steps - MOST_AGE]
-        if len(newest) >= NUM_NEWEST:
-            row = [each for each in row if not each.num_drafted or any(each is other for other in newest)]
-        return {each.num_drafted: each.ratio for each in row if each.ratio is not None}
+        """Of the bins that were measured with so many requests: {draft tokens: ratio}, sorted. Plain steps take no
+        longer than steps for which a proposer was asked in vain."""
+        row = [each for _, each in sorted(self._bins.get(nearest, {}).items())]
+        ratios = {each.num_drafted: each.ratio for each in row if each.ratio is not None}
+        if 0 in ratios and (most := row[0].empty.mean(self._num_steps)) is not None:
+            ratios[0] = min(ratios[0], most * self.load)
+        return ratios
+
+    def _newest_of(self, nearest: int) -> dict[int, float]:
+        """The same, but of bins with draft tokens: of those that were measured lately, if there are several."""
+        drafted = {each.num_drafted: each for each in self._bins.get(nearest, {}).values() if each.num_drafted}
+        ratios = {number: ratio for number, ratio in self._ratios_of(nearest).items() if number}
+        since = self._num_steps - MOST_AGE
+        newest = {number: ratio for number, ratio in ratios.items() if drafted[number].measured_at > since}
+        return newest if len(newest) >= NUM_NEWEST else ratios
 
     def _ratio_of_plain(self, num_requests: int) -> dict[int, float]:
         """The ratio to assume of plain steps, as {0: ratio}, from those of fewer and of more requests. Empty: none was

@@ -66,7 +66,7 @@ class Held:
         ):
             return None
         numbers = [self.numbers[i] for i in ids]
-        if len(ids) < self.size and sum(map(bool, numbers)) < LEAST_LEFT * self.num_drafting:
+        if len(ids) < self.size and sum(map(bool, numbers)) < max(1, LEAST_LEFT * self.num_drafting):
             return None
         self.num_left -= 1
         return numbers

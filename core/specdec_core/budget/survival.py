@@ -39,6 +39,7 @@ class Past:
     num_tokens: Sequence[int]
     limits: Sequence[int]  # the most draft tokens that each could have had
     draft: Draft
+    has_shadows: bool = False  # some of the requests have drafted in shadow (`Retries`)
 
 
 class Survival:
@@ -131,7 +132,7 @@ class Survival:
             None: they do not.
         """
         width, is_alive = int(nodes.depths.max()), nodes.depths > 0
-        texts = self._texts(past, width)
+        texts = self._texts(past, width + 1)
         followed_by = texts[nodes.requests, nodes.depths - 1]
         is_accepted = nodes.accepted(texts)
         is_tried = is_alive & (followed_by >= 0) & ((nodes.parents < 0) | is_accepted[nodes.parents])
@@ -160,6 +161,7 @@ class Survival:
         np.maximum.at(deepest, nodes.requests[is_alive], nodes.depths[is_alive])
         np.maximum.at(num_accepted, requests[accepted], depths[accepted] + 1)
         is_short = may_miss & (deepest < np.concatenate([each.limits for each in past]))
+        is_short &= texts[np.arange(len(rows)), deepest] >= 0  # else it is not counted of deeper drafts, either
         ended = np.flatnonzero(is_short & (num_accepted == deepest.clip(max=MOST_LEVELS - 1)))
         yield rows[requests], REACHED + depths, accepted
         yield rows[ended], REACHED + deepest[ended].clip(max=MOST_LEVELS - 1), np.zeros(len(ended), dtype=bool)

@@ -229,10 +229,11 @@ class Speculation:
                 self._curve.add(num_requests, num_tokens, fmean(self._unsaved[-number:]), number)
         num_drafts = sum(draft is not None and draft.num_nodes > 0 for draft in self._own_drafts.values())
         accepted = report.accepted_per_request if num_drafts == 1 else {}  # else it is not known whose they were
-        of_step = num_requests, accepted
         for drafter in self.drafters:
             if drafter.budget is not None:
-                drafter.budget.end_steps(self._unsaved, *of_step, is_prefill=report.num_prefill_tokens > 0)
+                draft = self._own_drafts.get(drafter.proposer.name)
+                own = accepted if draft is not None and draft.num_nodes else {}
+                drafter.budget.end_steps(self._unsaved, num_requests, own, is_prefill=report.num_prefill_tokens > 0)
         if self._plain_steps is not None:
             self._plain_steps.end_steps(sum(self._unsaved))
         self._unsaved.clear()

@@ -12,8 +12,8 @@ LEAST_RARE, NUM_PATIENT, MOST_RARE = 0.25, 8, 1.0
 """A retry counts as LEAST_RARE times its cost after one that gained. Each NUM_PATIENT retries in a row that gain
 nothing add 1 to this factor, up to MOST_RARE: so retries take between 4 times TIME_SHARE of the time and once."""
 NUM_TOKENS, MOST_TOGETHER = 4, 4
-"""Draft tokens of a request that is tried again, and how many requests are in a step. More would take so long that the
-next retry had to wait for seconds; and hidden states that were not observed yet are read first."""
+"""Draft tokens of a request that is tried again, and how many are in a step, but for shadows. More would take so long
+that the next retry had to wait for seconds; and hidden states that were not observed yet are read first."""
 GAIN_SHARE, MOST_SAVED = 0.5, 8.0
 """Of the time that a retry gains, the share that later ones may lose, and how many times a retry's cost is saved up."""
 OUTLIER = 4.0

@@ -55,6 +55,26 @@ def test_where_requests_are_dear_draft_tokens_are_not() -> None:
     assert curve.at(1, 128) > curve.at(1) + 2 * 1.27, "the more of them show it, the more that counts"
 
 
+def test_steps_with_drafts_stay_relative_to_plain_ones_of_as_many_requests() -> None:
+    """Many changes of the load, all of them estimates, would add up to a wrong one."""
+    curve = CostCurve({1: 1.0, 64: 1.6}, 128)
+
+    def run(num_requests: int, num_drafted: int, seconds: float) -> None:
+        for _ in range(2 * MOST_AGE):
+            curve.add(num_requests, num_requests + num_drafted, seconds)
+
+    run(64, 8, 6.0)
+    run(64, 0, 5.0)
+    for _ in range(5):
+        run(1, 0, 1.0)
+        run(8, 0, 3.0)
+        run(1, 0, 1.4)
+    assert curve.at(64, 72) == pytest.approx(curve.at(64) * 6.0 / 5.0)
+    run(64, 0, 5.0)
+    assert curve.at(64) == pytest.approx(5.0)
+    assert curve.at(64, 72) == pytest.approx(6.0)
+
+
 def test_many_draft_tokens_that_once_were_dear_are_tried_again() -> None:
     """Fewer are drafted since then, so that nothing else would show what they cost now."""
     curve = CostCurve({1: 1.0, 256: 3.55}, 256)

@@ -37,6 +37,8 @@ NUM_BETWEEN_CUTS = 64
 """Steps after which they are judged anyway, to measure how long that takes."""
 LEAST_KEPT = 0.1
 """Draft tokens of a draft that count as verified, at least: costs per token need some."""
+MOST_AWAITED = 8
+"""Tokens that requests have to emit before the budget learns from what they drafted in shadow."""
 NEWEST_WEIGHT = 0.1
 """Of the newest draft, in averages."""
 WHOLE = np.ones(1)
@@ -324,11 +326,13 @@ class Budget:
         self._ended.clear()
 
     def _waits(self, past: Past) -> bool:
-        """Whether the text of shadows is still shorter than what they have drafted, and all its requests go on."""
+        """Whether the text since a draft with shadows is still too short to learn much, and all its requests go on."""
         if any(request.id in self._ended or self.survival.group(request) < 0 for request in past.requests):
             return False
         pairs = zip(past.requests, past.num_tokens, strict=True)
-        return min(len(request.token_ids) - number for request, number in pairs) <= past.draft.max_depth
+        return min(len(request.token_ids) - number for request, number in pairs) <= min(
+            past.draft.max_depth, MOST_AWAITED
+        )
 
     def _numbers(self, requests: Sequence[RequestView], limits: list[int], so_far: Expected) -> list[int]:
         """The most draft tokens of each request, by expected gain; 0: none. so_far: of these requests."""

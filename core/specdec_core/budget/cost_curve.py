@@ -44,7 +44,8 @@ the first twice as long if they are short, the next ones a quarter, and the last
 class _Bin:
     """Steps of similar size. num_drafted: draft tokens of the last one. newest: ratios of measured times to the curve,
     divided by the load. empty: likewise, of steps for which a proposer was asked in vain. ratio: None until it was
-    measured. load_at, measured_at: the load and the step when it was last measured."""
+    measured. load_at, measured_at: the load and the step when it was last measured. corrected_at: the step when the
+    ratio was last set to what was measured."""
 
     num_drafted: int
     recent: Recent = field(factory=lambda: Recent(MOST_AGE))
@@ -53,6 +54,7 @@ class _Bin:
     ratio: float | None = None
     load_at: float | None = None
     measured_at: int = 0
+    corrected_at: int = 0
 
 
 class CostCurve:
@@ -66,7 +68,8 @@ class CostCurve:
     measured long ago counts only where it is lower than what the newest steps show of other numbers of draft tokens:
     what once was too dear would never be measured again. Plain steps
     that were never run have the ratio of those of fewer and of more requests. If a bin had no steps lately, its ratio
-    changes by as much as those of the others. So the estimates follow longer contexts, sampling parameters and the load
+    changes by as much as those of the others: of plain steps of as many requests, if these were measured before and
+    again since then. So the estimates follow longer contexts, sampling parameters and the load
     of the machine. A single step counts where it is far below the estimate: an interruption makes steps slower, and
     nothing makes them faster.
 
@@ -192,15 +195,16 @@ class CostCurve:
         else:
             change = median(changes.values() or [1.0]) ** (self._noise / (self._noise + OF_SIZES))
         self.load *= change
-        for each, ratio in rare:
-            each.ratio = ratio
-        for _, each in bins:
-            if each.ratio is not None:
-                each.ratio *= change
-        for each, ratio in fresh:
-            each.ratio = ratio
-        for each, _ in fresh + rare:
-            each.load_at = self.load
+        measured = {id(each): ratio * change for each, ratio in rare} | {id(each): ratio for each, ratio in fresh}
+        for row in self._bins.values():
+            plain, of_older, since = row.get(0), change, -1
+            if plain is not None and plain.ratio is not None and id(plain) in measured:
+                of_older, since = measured[id(plain)] / plain.ratio, plain.corrected_at
+            for each in row.values():
+                if id(each) in measured:
+                    each.ratio, each.load_at, each.corrected_at = measured[id(each)], self.load, self._num_steps
+                elif each.ratio is not None:
+                    each.ratio *= of_older if each.corrected_at <= since else change
         self._last = [each for each, _ in fresh] or self._last
         self.num_corrections += 1
         self._tables.clear()

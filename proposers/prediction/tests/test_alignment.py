@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, strategies as st
+from hypothesis import example, given, strategies as st
 
 from specdec_proposer_prediction.alignment import IN_STEP, Alignment
 
@@ -88,15 +88,18 @@ TOKENS = st.lists(st.integers(0, 5), max_size=30)
 
 
 @given(TOKENS, TOKENS)
+@example([1, 1, 0, 0, 1, 1], [0, 1, 0, 0, 0, 1])  # a change that is made again, and then forgotten
 def test_runs_are_true(prediction: list[int], output: list[int]) -> None:
     """Where a place has a run, so many of the newest output tokens are what the prediction has before the place. The
-    beginning counts as a run of IN_STEP."""
-    alignment = Alignment(np.array(prediction, dtype=np.int64))
-    alignment.follow(output)
+    beginning counts as a run of IN_STEP, and so does a change that is made again."""
+    alignment, has_changed = Alignment(np.array(prediction, dtype=np.int64)), False
+    for token in output:
+        alignment.follow([token])
+        has_changed |= bool(alignment._changes)
     places = alignment.places()
     assert len({place for place, _ in places}) == len(places)
     for place, run in places:
-        number = 0 if alignment._changes else min(run, place)
+        number = 0 if has_changed else min(run, place)
         assert 0 <= place <= len(prediction)
         assert prediction[place - number : place] == output[len(output) - number :]
         assert run <= place + IN_STEP

@@ -379,9 +379,8 @@ class Budget:
         found = self.survival.of_any(rows)  # it pays for draft tokens only where there are any
         level_s = self._level.seconds(num_requests)
         first_s = self._first.seconds(num_requests) + self._observe.seconds(num_requests)
-        first_s += self._starts.seconds(num_requests, self._num_steps) + self._choice_s / max(
-            self._last_length, self._num_held(so_far)
-        )
+        first_s += self._starts.seconds(num_requests, self._num_steps)
+        first_s += self._choice_s / max(self._last_length, self._num_held(so_far))
         none_found = float(np.prod(1 - found))
         first_s += self._curve.empty_s * none_found
         if self._lengths_vary:  # whether to draft, and with as many levels as usual

@@ -19,15 +19,14 @@ draft any more."""
 class Held:
     """What was chosen, and for what.
 
-    numbers, limits: {request id: most draft tokens} that were chosen, and that the request might have. size,
-    num_drafting: the number of requests that it was made for, and of those that draft. is_beside: other proposers had
-    drafts. is_informed: it was known how long drafts of these requests take. length: the number of steps for which it
-    holds. num_left: how many of these are left, with the one that goes by it now.
+    numbers, limits: {request id: most draft tokens} that were chosen, and that the request might have.
+    num_drafting: the number of requests that draft. is_beside: other proposers had drafts. is_informed: it was known
+    how long drafts of these requests take. length: the number of steps for which it holds. num_left: how many are
+    left, with the one that goes by it now.
     """
 
     numbers: dict[str, int]
     limits: dict[str, int]
-    size: int
     num_drafting: int
     is_beside: bool
     is_informed: bool
@@ -51,7 +50,7 @@ class Held:
         if before is not None and before._is_over_and_like(chosen):
             least = min(max(least, 2 * before.length), MOST_HELD)
         num_drafting = sum(map(bool, numbers))
-        return cls(chosen, allowed, len(chosen), num_drafting, is_beside, is_informed, least, least)
+        return cls(chosen, allowed, num_drafting, is_beside, is_informed, least, least)
 
     def take(
         self, ids: Sequence[str], limits: Sequence[int], *, is_beside: bool, is_informed: bool
@@ -61,12 +60,12 @@ class Held:
         is_alike = not self.num_drafting if is_beside else not self.is_beside
         if self.num_left <= 1 or not is_alike or is_informed != self.is_informed:
             return None
-        if len(ids) < LEAST_LEFT * self.size or not all(
+        if len(ids) < LEAST_LEFT * len(self.numbers) or not all(
             limit <= self.limits.get(i, -1) for i, limit in zip(ids, limits, strict=True)
         ):
             return None
         numbers = [self.numbers[i] for i in ids]
-        if len(ids) < self.size and sum(map(bool, numbers)) < max(1, LEAST_LEFT * self.num_drafting):
+        if len(ids) < len(self.numbers) and sum(map(bool, numbers)) < max(1, LEAST_LEFT * self.num_drafting):
             return None
         self.num_left -= 1
         return numbers

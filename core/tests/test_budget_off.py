@@ -65,13 +65,25 @@ def test_a_retry_is_not_due_where_no_request_may_draft() -> None:
         assert budget.retries.is_due
         assert budget.stays_idle(requests)
         budget.pass_step()
-    for seconds, slower_s in ((1.0, 1.0), (1.2, 1.2), (1.2, 2.0)):
-        for _ in range(NUM_BETWEEN // 2):
-            assert budget.stays_idle(requests)
-            budget._curve.add(1, 1, seconds)
-            budget._curve.add(1, 5, slower_s)
-        changes = slower_s > seconds  # if all steps are slower, drafting is, too
-        assert budget.stays_idle(requests) != changes, "drafts may pay, or not"
+
+
+def test_only_cheaper_drafts_wake_requests_that_are_off() -> None:
+    budget, requests = budget_at(0.01, "a"), [request_of("a")]
+    budget.idle._off.add("a")
+
+    def measure(plain_s: float, drafted_s: float) -> None:
+        for _ in range(2 * NUM_BETWEEN):
+            budget._curve.add(1, 1, plain_s)
+            budget._curve.add(1, 5, drafted_s)
+
+    measure(1.0, 2.0)
+    budget.share(requests, [0], Expected.of_plain(1))
+    budget.idle.begin(requests)
+    for plain_s, drafted_s in ((1.0, 2.0), (1.3, 2.6), (1.3, 3.9), (1.0, 2.0)):
+        measure(plain_s, drafted_s)
+        assert budget.stays_idle(requests), "all steps are slower, or those with drafts"
+    measure(1.0, 1.5)
+    assert not budget.stays_idle(requests)
 
 
 def test_while_all_are_off_the_prefill_of_others_wakes_nobody() -> None:

@@ -12,10 +12,11 @@ from simulated_budget import CPU, request_of
 
 from specdec_core import LLM, SamplingParams
 from specdec_core.budget import retries
-from specdec_core.budget.budget import Budget
+from specdec_core.budget.budget import MOST_AWAITED, Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import CostCurve
-from specdec_core.budget.retries import LEAST_RARE, MOST_TOGETHER, Retries
+from specdec_core.budget.held import Held
+from specdec_core.budget.retries import LEAST_RARE, MOST_TOGETHER, NUM_SHADOWED, Retries
 from specdec_core.budget.survival import LEVELS
 from specdec_core.contracts.draft import Draft
 
@@ -39,12 +40,17 @@ def budget_that_is_off(
     return budget, requests
 
 
-def try_again(budget: Budget, requests: list[Any], step_s: float = 1.0, **changes: Any) -> Draft:
-    """A step with retries that are due. Returns what is verified."""
+def try_again(
+    budget: Budget, requests: list[Any], step_s: float = 1.0, *, verifies: bool | None = True, **changes: Any
+) -> Draft:
+    """A step with retries that are due. Returns what is verified. verifies: whether it is the turn of a few; None: the
+    budget decides."""
     budget.retries._debt._owed_s = 0.0
+    if verifies is not None:
+        budget.retries._num_shadowed = NUM_SHADOWED * verifies
     limits = budget.share(requests, [5] * len(requests), Expected.of_plain(len(requests)))
     drafting = [limit for limit in limits if limit]
-    assert budget.retries.ids
+    assert budget.retries.number
     budget.levels(drafting, CPU)
     kept = budget.keep(attrs.evolve(Draft.from_chains([[7] * limit for limit in drafting]), **changes))
     budget.end_drafting(0.5, 0.0)
@@ -73,6 +79,50 @@ def test_all_requests_draft_and_a_few_are_verified() -> None:
     assert try_again(budget, requests).num_nodes_per_request == [0] * 4 + [4] * 4
 
 
+def test_most_retries_verify_nothing() -> None:
+    budget, requests = budget_that_is_off()
+    verified = []
+    for _ in range(2 * NUM_SHADOWED + 2):
+        kept = try_again(budget, requests, verifies=None)
+        assert len(budget.retries.ids) + len(budget.retries.shadows) == len(NAMES)
+        verified.append(kept.num_nodes)
+    assert verified == 2 * [*[0] * NUM_SHADOWED, 4 * MOST_TOGETHER]
+
+
+def test_all_that_are_off_are_decided_on_once_the_text_is_known() -> None:
+    budget, requests = budget_that_is_off()
+    try_again(budget, requests, verifies=False)
+    emit(requests, 7)
+    assert not any(budget.share(requests, [5] * len(requests), Expected.of_plain(len(requests))))
+    budget.idle.begin(requests)
+    for _ in range(MOST_AWAITED):
+        assert budget.stays_idle(requests)
+        budget.pass_step()
+        emit(requests, 7)
+        budget.end_steps([1e-3], len(requests), {})
+    assert not budget.stays_idle(requests)
+    budget.share(requests, [5] * len(requests), Expected.of_plain(len(requests)))
+    assert budget.survival._rates._accepted[0, LEVELS] == pytest.approx(len(NAMES))
+    budget.idle.begin(requests)
+    assert budget.stays_idle(requests), "there is no more to learn"
+
+
+def test_a_preempted_shadow_does_not_wake_the_others_in_each_step() -> None:
+    budget, requests = budget_that_is_off()
+    try_again(budget, requests, verifies=False)
+    budget.idle.begin(requests)
+    asked = []
+    for _ in range(4 * MOST_AWAITED):
+        emit(requests[1:], 7)
+        budget.end_steps([1e-3], len(requests), {})
+        asked.append(not budget.stays_idle(requests))
+        if asked[-1]:
+            budget.share(requests, [5] * len(requests), Expected.of_plain(len(requests)))
+            budget.idle.begin(requests)
+        budget.pass_step()
+    assert sum(asked) == 4
+
+
 def test_of_a_shadow_is_learned_when_a_request_ends() -> None:
     budget, requests = budget_that_is_off()
     try_again(budget, requests)
@@ -99,11 +149,15 @@ def test_requests_that_draft_are_verified_meanwhile() -> None:
     assert kept.num_nodes_per_request == [4, 5, 4, 4, 4, 5, 0, 0]
 
 
-def test_shadows_pay_for_being_drafted_alone() -> None:
+def test_shadows_pay_for_drafting_and_for_the_choice_that_follows() -> None:
     budget, requests = budget_that_is_off(drafting_s=0.5, drafts="bf")
+    budget._choice_s = 0.125
+    budget._held = Held.of(
+        [*NAMES], [5] * 8, [9 * (n in "bf") for n in NAMES], is_beside=False, is_informed=True, least=9, before=None
+    )
     num_verified = try_again(budget, requests).num_nodes
     verified_s = budget._curve.more_s(8, 8, round(num_verified * 4 / 6))  # 4 are tried, and 2 draft anyway
-    assert budget.retries._debt._owed_s == pytest.approx((0.5 * 6 / 8 + verified_s) * LEAST_RARE)
+    assert budget.retries._debt._owed_s == pytest.approx((0.5 * 6 / 8 + 0.125 + verified_s) * LEAST_RARE)
 
 
 @pytest.mark.parametrize(

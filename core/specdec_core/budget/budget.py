@@ -94,6 +94,7 @@ class Budget:
         self._last_length = 0  # the number of steps for which the last choice was to hold
         self._chose_s = self._choice_s = 0.0  # what choosing took in this step, and takes on average
         self._past: list[Past] = []  # drafts from which is to be learned
+        self._known_at = 0  # the step when what has followed the last ones in shadow should be known
         self._ended: dict[str, RequestView] = {}  # by id: requests that have ended, whose last drafts are among these
         # Of this step: how many requests are scheduled, those that draft, and what they may ask.
         self._num_scheduled = 1
@@ -138,7 +139,8 @@ class Budget:
     def stays_idle(self, requests: Sequence[RequestView], *, is_prefill: bool = False, is_beside: bool = False) -> bool:
         """Whether it is already decided that none of these requests drafts in this step. is_prefill, is_beside: whether
         a prompt is read, and whether other proposers have drafts."""
-        is_due = self._can_retry and self.retries.is_due
+        is_known = bool(self._past) and self._num_steps >= self._known_at
+        is_due = is_known or (self._can_retry and self.retries.is_due)
         return not is_due and self.idle.goes_on(requests, is_prefill=is_prefill, is_beside=is_beside)
 
     def pass_step(self) -> None:
@@ -236,6 +238,7 @@ class Budget:
         if self._is_chosen_on_host or not self.retries.shadows:
             past = Past(self._requests, self._rows, num_tokens, self._limits, whole, bool(self.retries.shadows))
             self._past.append(past)
+            self._known_at = self._num_steps + MOST_AWAITED + 1
         return draft
 
     def end_drafting(self, seconds: float, late_s: float) -> None:
@@ -260,10 +263,11 @@ class Budget:
             usual_s = first_s + RETRY_TOKENS * level_s
             if usual_s or not self._observes:  # else the first calls, which may be slow, are all that is known
                 seconds = min(seconds, OUTLIER * usual_s)
-            share = len(self.retries.ids) / (size - len(self.retries.shadows))
+            share = len(self.retries.ids) / max(1, size - len(self.retries.shadows))
             num_verified = round(self._num_kept * share)
             more_s = self._curve.more_s(self._num_scheduled, self._so_far.num_rows, num_verified)
-            self.retries.expect(seconds * number / size + late_s + self._observe.seconds(number), more_s)
+            seconds = seconds * number / size + late_s + self._observe.seconds(number)
+            self.retries.expect(seconds + (self._choice_s if self.retries.shadows else 0.0), more_s)
         elif levels is not None and max(self._limits) >= self._most:
             self._levels_per_draft += NEWEST_WEIGHT * (levels.num_forwarded - self._levels_per_draft)
         self._levels = None  # which knows this budget
@@ -318,6 +322,8 @@ class Budget:
         waiting = [each for each in self._past if each.has_shadows and self._waits(each)]
         past = [each for each in self._past if each not in waiting]
         self._past = waiting  # first: an interrupt must not make the drafts count twice
+        if self._num_steps >= self._known_at:  # what waits still, is asked for later
+            self._known_at = self._num_steps + MOST_AWAITED
         if past:
             self.idle.learned()
             self.survival.learn(past, lengths_vary=self._lengths_vary)

@@ -24,6 +24,10 @@ NUM_UNMEASURED = 32
 NUM_NEEDED = 3
 """Measurements that it takes to correct the table. Older ones than MOST_AGE are used where a size is measured so rarely
 that there are no others, as if they had been taken under the present load."""
+NUM_PLAIN, QUICK = 32, 1 / 4
+"""Plain steps take no longer than the quickest share QUICK of their last NUM_PLAIN measurements, however long ago these
+were. If they seem slower than they are, all goes on drafting, and nothing shows it; if they seem quicker, nothing is
+drafted, and they are measured at once."""
 NUM_NEWEST = 2
 """How many bins with draft tokens have to be measured lately so that steps may take less than older ones show."""
 DOUBTFUL = 1.5
@@ -42,15 +46,19 @@ the first twice as long if they are short, the next ones a quarter, and the last
 
 @define
 class _Bin:
-    """Steps of similar size. num_drafted: draft tokens of the last one. newest: ratios of measured times to the curve,
-    divided by the load. empty: likewise, of steps for which a proposer was asked in vain. ratio: None until it was
-    measured. load_at, measured_at: the load and the step when it was last measured. corrected_at: the step when the
-    ratio was last set to what was measured."""
+    """Steps of similar size.
+
+    num_drafted: draft tokens of the last one. newest: ratios of measured times to the curve, divided by the load.
+    plain: the same of plain steps, not divided. empty: of steps for which a proposer was asked in vain, divided.
+    ratio: None until it was measured. load_at, measured_at: the load and the step when it was last measured.
+    corrected_at: the step when the ratio was last set to what was measured.
+    """
 
     num_drafted: int
     recent: Recent = field(factory=lambda: Recent(MOST_AGE))
     empty: Recent = field(factory=lambda: Recent(MOST_AGE))
     newest: deque[float] = field(factory=lambda: deque(maxlen=NUM_NEEDED))
+    plain: deque[float] = field(factory=lambda: deque(maxlen=NUM_PLAIN))
     ratio: float | None = None
     load_at: float | None = None
     measured_at: int = 0
@@ -112,6 +120,8 @@ class CostCurve:
         for _ in range(min(number, NUM_NEEDED)):
             each.recent.add(ratio, self._num_steps + 1)
             each.newest.append(ratio / self.load)
+            if not num_drafted:
+                each.plain.append(ratio)
         each.measured_at = self._num_steps + 1
         self._count_step()
 
@@ -256,8 +266,10 @@ class CostCurve:
         longer than steps for which a proposer was asked in vain."""
         row = [each for _, each in sorted(self._bins.get(nearest, {}).items())]
         ratios = {each.num_drafted: each.ratio for each in row if each.ratio is not None}
-        if 0 in ratios and (most := row[0].empty.mean(self._num_steps)) is not None:
-            ratios[0] = min(ratios[0], most * self.load)
+        if 0 in ratios:
+            ratios[0] = min(ratios[0], sorted(row[0].plain)[int(QUICK * len(row[0].plain))])
+            if (most := row[0].empty.mean(self._num_steps)) is not None:
+                ratios[0] = min(ratios[0], most * self.load)
         return ratios
 
     def _newest_of(self, nearest: int) -> dict[int, float]:

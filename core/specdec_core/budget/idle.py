@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.contracts.proposer import RequestView
 
@@ -32,7 +30,7 @@ class Idle:
         self._requests: Sequence[RequestView] | None = None  # of a step in which all were off
         self._is_beside, self._num_left = False, 0  # if that is so beside other drafts only: for how many more steps
         self._size, self._decided_by = 0, curve.num_corrections  # their number, and the costs then
-        self._costs = [0.0, 0.0]
+        self._costs = 0.0, 0.0
         self._new_off: set[tuple[int, int]] = set()  # groups and batch sizes: new requests like these are off
 
     @property
@@ -84,7 +82,7 @@ class Idle:
             if not is_beside or self._num_left < 0:
                 return False
         if self._curve.num_corrections != self._decided_by:
-            if not np.allclose(self._costs_of(self._size), self._costs, rtol=SAME):
+            if self._is_cheaper():
                 self._new_off.clear()
                 return False
             self._decided_by = self._curve.num_corrections
@@ -105,7 +103,13 @@ class Idle:
     def _kind(self, request: RequestView, size: int) -> tuple[int, int]:
         return self._group_of(request), size
 
-    def _costs_of(self, number: int) -> list[float]:
-        """What a plain step of so many requests takes, and one with a few draft tokens, on a machine without load: what
-        makes all steps slower makes drafting slower, too."""
-        return [self._curve.at(number, rows) / self._curve.load for rows in (number, number + NUM_MORE)]
+    def _is_cheaper(self) -> bool:
+        """Whether drafting may pay now: nothing is drafted because it did not, so dearer drafts change nothing."""
+        (plain_s, more), (plain_before_s, more_before) = self._costs_of(self._size), self._costs
+        return plain_s > plain_before_s * (1 + SAME) or more < more_before * (1 - SAME)
+
+    def _costs_of(self, number: int) -> tuple[float, float]:
+        """What a plain step of so many requests takes on a machine without load, which makes drafting slower, too. By
+        how many times a step with a few draft tokens takes longer."""
+        plain_s = self._curve.at(number)
+        return plain_s / self._curve.load, self._curve.at(number, number + NUM_MORE) / plain_s

@@ -14,6 +14,9 @@ nothing add 1 to this factor, up to MOST_RARE: so retries take between 4 times T
 NUM_TOKENS, MOST_TOGETHER = 4, 4
 """Draft tokens of a request that is tried again, and how many are in a step, but for shadows. More would take so long
 that the next retry had to wait for seconds; and hidden states that were not observed yet are read first."""
+NUM_SHADOWED = 3
+"""Retries in a row in which all draft in shadow, where that takes little time. Then some are verified, to measure what
+that costs: what seems too dear is measured in no other way."""
 GAIN_SHARE, MOST_SAVED = 0.5, 8.0
 """Of the time that a retry gains, the share that later ones may lose, and how many times a retry's cost is saved up."""
 OUTLIER = 4.0
@@ -25,8 +28,8 @@ class Retries:
     pass, less the time that accepted draft tokens save. A retry that gains is followed by others at
     once, until the estimates have changed.
 
-    A few requests are tried at once, in turn. Where drafting takes little time, the others draft, too, in shadow: their
-    draft tokens are not verified, but compared with the tokens that they emit anyway.
+    A few requests are tried at once, in turn. Where drafting takes little time, all draft in shadow instead: their
+    draft tokens are not verified, but compared with the tokens that they emit anyway. Now and then a few are verified.
 
     Attributes: ids, of the requests that are tried again in this step. shadows, ids of those that draft in shadow.
     """
@@ -39,6 +42,7 @@ class Retries:
         self._next = 0  # the first of the next ones, among those that are off
         self._expected_s = self._drafting_s = 0.0  # of this step's
         self._num_vain = 0  # retries in a row that gained nothing
+        self._num_shadowed = 0  # retries in a row in which nothing was verified
 
     @property
     def number(self) -> int:
@@ -48,7 +52,7 @@ class Retries:
     @property
     def is_alone(self) -> bool:
         """Whether there are retries in this step, and no other drafts of this proposer."""
-        return bool(self.ids) and self._is_whole
+        return self.number > 0 and self._is_whole
 
     @property
     def is_due(self) -> bool:
@@ -65,14 +69,17 @@ class Retries:
         all at once: what some show tells of the others, too.
 
         ids, limits: of the requests, and the most draft tokens of each. numbers: of draft tokens; 0: it is off.
-        has_shadows: whether the other requests that are off draft in shadow.
+        has_shadows: whether drafting takes so little time that all of these draft in shadow.
         """
         if all(numbers) or not self.is_due:
             return numbers
         off = [i for i, number in enumerate(numbers) if not number]
         first = self._next % len(off)
         off = off[first:] + off[:first]
-        tried, others = off[:MOST_TOGETHER], off[MOST_TOGETHER:] if has_shadows else []
+        verifies = not has_shadows or self._num_shadowed == NUM_SHADOWED
+        self._num_shadowed = 0 if verifies else self._num_shadowed + 1
+        tried = off[:MOST_TOGETHER] if verifies else []
+        others = off[len(tried) :] if has_shadows else []
         self._next, self._is_whole = first + len(tried), len(off) == len(numbers)
         self.ids, self.shadows = [ids[i] for i in tried], [ids[i] for i in others]
         chosen = [*numbers]

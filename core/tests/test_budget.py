@@ -108,7 +108,7 @@ def test_past_drafts_keep_no_probabilities() -> None:
     )
     budget = budget_at(0.01, "a")
     assert kept(budget, "a", draft).q is draft.q
-    assert [past.draft.q for past in budget._past] == [None]
+    assert [past.draft.q for past in budget._unlearned.past] == [None]
 
 
 def test_the_memory_of_shared_rates_is_in_draft_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,8 +145,8 @@ def test_of_requests_that_ended_is_learned_before_others_take_their_rows() -> No
     budget.finish(new)
     assert tried[0, LEVELS] == pytest.approx(2, rel=1e-3), "not put off if no request is left"
     assert budget.survival.num_requests == 0
-    assert not budget._ended
-    assert not budget._past
+    assert not budget._unlearned.ended
+    assert not budget._unlearned.past
 
 
 def test_nothing_is_learned_where_the_device_may_have_failed() -> None:
@@ -180,11 +180,11 @@ def test_requests_that_ended_are_not_kept_alive(is_asked: bool) -> None:
     budget, ends, goes_on = budget_at(0.01, "a", "b"), request_of("a"), request_of("b")
     drafted(budget, ends, is_right=True)
     budget.finish(ends)
-    assert budget._ended
+    assert budget._unlearned.ended
     if is_asked:
         assert budget.share([goes_on], [0], Expected.of_plain(1)) == [0]
     else:
         budget.pass_step()
-    assert not budget._ended
-    assert not budget._past
+    assert not budget._unlearned.ended
+    assert not budget._unlearned.past
     assert budget.survival._rates._tried[0, LEVELS] == 1

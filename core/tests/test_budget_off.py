@@ -308,7 +308,7 @@ def test_a_new_request_like_those_that_are_off_is_not_asked_about() -> None:
     assert budget.is_off(c)
     assert not budget.stays_idle([a, b, c]), "a larger batch"
     assert budget.share([a, c], [2, 2], Expected.of_plain(2)) == [0, 0]
-    budget._past.append(Past([a], budget.survival.rows([a]), [9], [9], draft_of([([7], [-1])])))
+    budget._unlearned.past.append(Past([a], budget.survival.rows([a]), [9], [9], draft_of([([7], [-1])])))
     budget._learn()
     budget.idle.begin([a, c])
     budget.start(b, is_sampled=False)

@@ -12,12 +12,13 @@ from simulated_budget import CPU, request_of
 
 from specdec_core import LLM, SamplingParams
 from specdec_core.budget import retries
-from specdec_core.budget.budget import MOST_AWAITED, Budget
+from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.budget.held import Held
 from specdec_core.budget.retries import LEAST_RARE, MOST_TOGETHER, NUM_SHADOWED, Retries
 from specdec_core.budget.survival import LEVELS
+from specdec_core.budget.unlearned import MOST_AWAITED
 from specdec_core.contracts.draft import Draft
 
 NAMES = "abcdefgh"
@@ -129,7 +130,7 @@ def test_of_a_shadow_is_learned_when_a_request_ends() -> None:
     emit(requests, 7)
     budget.finish(requests[0])
     budget._learn()
-    assert not budget._past
+    assert not budget._unlearned.past
     assert budget.survival._rates._tried[0, LEVELS] == 8
 
 
@@ -139,7 +140,7 @@ def test_shadows_of_requests_that_are_gone_do_not_wait(learns: bool) -> None:
     try_again(budget, requests)
     for request in requests:
         budget.finish(request, learns=learns)
-    assert not budget._past
+    assert not budget._unlearned.past
 
 
 def test_requests_that_draft_are_verified_meanwhile() -> None:
@@ -191,7 +192,7 @@ def test_a_sampled_draft_shows_that_the_next_ones_are_verified() -> None:
     budget, requests = budget_that_is_off()
     q = {"q": torch.full((36, 9), 1 / 9), "q_rows": torch.arange(36, dtype=torch.int32)}
     assert try_again(budget, requests, **q).num_nodes == 4 * MOST_TOGETHER
-    assert not budget._past, "the text would not show how often they are accepted"
+    assert not budget._unlearned.past, "the text would not show how often they are accepted"
     try_again(budget, requests)
     assert not budget.retries.shadows
 

@@ -80,7 +80,9 @@ def test_a_proposer_whose_drafts_vary_in_length_is_judged_by_what_they_yield(how
         for _ in range(200):
             number = len(request.token_ids)
             request.token_ids = np.append(request.token_ids, [7] * num_levels + [1])
-            budget._past.append(Past([request], np.array([0]), [number], [9], Draft.from_chains([[7] * num_levels])))
+            budget._unlearned.past.append(
+                Past([request], np.array([0]), [number], [9], Draft.from_chains([[7] * num_levels]))
+            )
         budget._held = None
         yields.append(budget._numbers([request], [9], Expected.of_plain(1)))
     assert yields == [[0], [9]]

@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from attrs import evolve
 
-from specdec_core.budget.choice import Expected, best_levels, best_nodes
+from specdec_core.budget.choice import Expected, best_levels
 from specdec_core.budget.clock import Clock
 from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.budget.coverage import expected_with, worth_beside
+from specdec_core.budget.cutting import without_dear_nodes
 from specdec_core.budget.held import CHOICE_SHARE, MOST_HELD, NUM_HELD, Held
 from specdec_core.budget.idle import Idle
 from specdec_core.budget.levels import Levels
@@ -22,6 +23,7 @@ from specdec_core.budget.nodes import Nodes, without
 from specdec_core.budget.retries import MOST_TOGETHER, NUM_TOKENS as RETRY_TOKENS, OUTLIER, Retries
 from specdec_core.budget.starts import Starts
 from specdec_core.budget.survival import Past, Survival
+from specdec_core.budget.unlearned import Unlearned
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import RequestView
 
@@ -37,8 +39,6 @@ NUM_BETWEEN_CUTS = 64
 """Steps after which they are judged anyway, to measure how long that takes."""
 LEAST_KEPT = 0.1
 """Draft tokens of a draft that count as verified, at least: costs per token need some."""
-MOST_AWAITED = 8
-"""Tokens that requests have to emit before the budget learns from what they drafted in shadow."""
 NEWEST_WEIGHT = 0.1
 """Of the newest draft, in averages."""
 WHOLE = np.ones(1)
@@ -93,9 +93,7 @@ class Budget:
         self._held: Held | None = None  # the last choice, while it may hold
         self._last_length = 0  # the number of steps for which the last choice was to hold
         self._chose_s = self._choice_s = 0.0  # what choosing took in this step, and takes on average
-        self._past: list[Past] = []  # drafts from which is to be learned
-        self._known_at = 0  # the step when what has followed the last ones in shadow should be known
-        self._ended: dict[str, RequestView] = {}  # by id: requests that have ended, whose last drafts are among these
+        self._unlearned = Unlearned(self.survival)
         # Of this step: how many requests are scheduled, those that draft, and what they may ask.
         self._num_scheduled = 1
         self._requests: Sequence[RequestView] = ()
@@ -110,7 +108,7 @@ class Budget:
 
     def start(self, request: RequestView, *, is_sampled: bool, may_sample: bool = False) -> None:
         """is_sampled: whether the request has a temperature above 0. may_sample: as in `ProposerBatch`."""
-        if self._past or self._ended:  # a new request may get the row of one that has ended, or its id
+        if self._unlearned:  # a new request may get the row of one that has ended, or its id
             self._learn()
         if self._held is not None and request.id in self._held.numbers:
             self._held = None
@@ -123,13 +121,7 @@ class Budget:
         learns: False if their device may have failed: they are dropped."""
         self.idle.forget(request)
         self._requests, self._known = (), ((), self._rows)
-        if learns:
-            self._ended[request.id] = request
-        else:
-            self.survival.finish(request)
-        if len(self._ended) >= self.survival.num_requests:  # no other goes on
-            if not learns:
-                self._past = []
+        if self._unlearned.finish(request, learns=learns):
             self._learn()
 
     def is_off(self, request: RequestView) -> bool:
@@ -139,13 +131,12 @@ class Budget:
     def stays_idle(self, requests: Sequence[RequestView], *, is_prefill: bool = False, is_beside: bool = False) -> bool:
         """Whether it is already decided that none of these requests drafts in this step. is_prefill, is_beside: whether
         a prompt is read, and whether other proposers have drafts."""
-        is_known = bool(self._past) and self._num_steps >= self._known_at
-        is_due = is_known or (self._can_retry and self.retries.is_due)
+        is_due = self._unlearned.is_known(self._num_steps) or (self._can_retry and self.retries.is_due)
         return not is_due and self.idle.goes_on(requests, is_prefill=is_prefill, is_beside=is_beside)
 
     def pass_step(self) -> None:
         """Note that the proposer was not asked in a step."""
-        if self._ended:  # do not keep them alive
+        if self._unlearned.ended:  # do not keep them alive
             self._learn()
         self._held = None  # the next choice is a new one
         self.retries.begin()
@@ -164,7 +155,7 @@ class Budget:
         self._can_retry = bool(asked)
         self._requests = ()
         if not asked:
-            if self._ended:
+            if self._unlearned.ended:
                 self._learn()
             return list(limits)
         most = [limit for limit in limits if limit]
@@ -226,7 +217,15 @@ class Budget:
             self._nodes_per_level += NEWEST_WEIGHT * (per_level - self._nodes_per_level)
             if draft.scores is not None and is_read and self._is_worth_cutting(draft):
                 started = perf_counter()
-                draft, kept_gain = self._cut(draft, drafted_s)
+                draft, kept_gain = without_dear_nodes(
+                    draft,
+                    self._rows,
+                    self._worth,
+                    self.survival,
+                    self._of_drafting.after_drafting(drafted_s),
+                    self._seconds,
+                    in_place=self._in_place,
+                )
                 self._cutting.add(size, perf_counter() - started, self._num_steps)
             if not self.retries.number:
                 self._kept_gain += NEWEST_WEIGHT * (kept_gain - self._kept_gain)
@@ -237,8 +236,7 @@ class Budget:
         num_tokens = [len(request.token_ids) for request in self._requests]
         if self._is_chosen_on_host or not self.retries.shadows:
             past = Past(self._requests, self._rows, num_tokens, self._limits, whole, bool(self.retries.shadows))
-            self._past.append(past)
-            self._known_at = self._num_steps + MOST_AWAITED + 1
+            self._unlearned.add(past, self._num_steps)
         return draft
 
     def end_drafting(self, seconds: float, late_s: float) -> None:
@@ -318,27 +316,8 @@ class Budget:
         return self._known[1]
 
     def _learn(self) -> None:
-        """Learn from the drafts of all requests since the last time, and free the rows of those that have ended."""
-        waiting = [each for each in self._past if each.has_shadows and self._waits(each)]
-        past = [each for each in self._past if each not in waiting]
-        self._past = waiting  # first: an interrupt must not make the drafts count twice
-        if self._num_steps >= self._known_at:  # what waits still, is asked for later
-            self._known_at = self._num_steps + MOST_AWAITED
-        if past:
+        if self._unlearned.learn(self._num_steps, lengths_vary=self._lengths_vary):
             self.idle.learned()
-            self.survival.learn(past, lengths_vary=self._lengths_vary)
-        for request in self._ended.values():
-            self.survival.finish(request)
-        self._ended.clear()
-
-    def _waits(self, past: Past) -> bool:
-        """Whether the text since a draft with shadows is still too short to learn much, and all its requests go on."""
-        if any(request.id in self._ended or self.survival.group(request) < 0 for request in past.requests):
-            return False
-        pairs = zip(past.requests, past.num_tokens, strict=True)
-        return min(len(request.token_ids) - number for request, number in pairs) <= min(
-            past.draft.max_depth, MOST_AWAITED
-        )
 
     def _numbers(self, requests: Sequence[RequestView], limits: list[int], so_far: Expected) -> list[int]:
         """The most draft tokens of each request, by expected gain; 0: none. so_far: of these requests."""
@@ -435,29 +414,3 @@ class Budget:
             return True
         more_s = self._curve.more_s(self._num_scheduled, self._so_far.num_rows, draft.num_nodes)
         return more_s > LEAST_RATIO * self._cutting.seconds(draft.batch_size)
-
-    def _cut(self, draft: Draft, drafted_s: float) -> tuple[Draft, float]:
-        """Return the draft without what is not worth verifying, and the share of the expected gain that is left."""
-        nodes = Nodes.of(draft)
-        assert nodes.scores is not None
-        has_sampled = np.zeros(draft.batch_size, dtype=bool)
-        has_sampled[nodes.requests[nodes.is_first]] = True
-        whole = has_sampled[nodes.requests]
-        own = self.survival.of_nodes(self._rows[nodes.requests], nodes.scores, nodes.is_first)
-        gains = nodes.down_the_tree(np.where(nodes.depths > 0, own, 0))
-        gains *= np.broadcast_to(self._worth, draft.batch_size)[nodes.requests]
-        so_far = Expected(
-            self._of_drafting.tokens + np.bincount(nodes.requests, np.where(whole, gains, 0), draft.batch_size),
-            self._of_drafting.num_rows + int(whole.sum()),
-            self._of_drafting.draft_s + drafted_s,
-            others=self._of_drafting.others,
-        )
-        kept = best_nodes(np.where(whole, 0, gains), nodes.requests, so_far, self._seconds) | whole
-        if self._in_place:
-            last = np.full(draft.batch_size, -1)
-            np.maximum.at(last, nodes.requests[kept], np.flatnonzero(kept))
-            kept = np.arange(len(kept)) <= last[nodes.requests]
-        if kept.all():
-            return draft, 1.0
-        total = float(gains.sum())
-        return without(draft, nodes, kept), float(gains[kept].sum()) / total if total else 1.0

@@ -147,6 +147,26 @@ def test_more_tokens_never_take_less_time(steps: list[tuple[int, int, float]]) -
         assert seconds_of[1] > 0
 
 
+def test_steps_that_are_slow_now_and_then_are_not_dear() -> None:
+    """As are the first ones of each size, for which libraries compile code."""
+    curve = CostCurve({1: 1.0, 6: 1.5}, 16)
+    for i in range(2 * NUM_BETWEEN):
+        curve.add(1, 1, 1.0)
+        curve.add(1, 6, 3.0 if i % 3 == 0 else 1.5)
+    assert curve.seconds(1)[[1, 6]] == pytest.approx([1.0, 1.5])
+
+
+def test_further_tokens_are_as_cheap_as_in_any_batch() -> None:
+    """Those that seem too dear are never tried."""
+    curve = CostCurve({1: 1.0, 2: 1.0, 4: 1.0, 64: 7.0}, 64)
+    for _ in range(NUM_BETWEEN):
+        for num_requests, slower in ((1, 1.0), (4, 3.0)):
+            for num_tokens in (num_requests + 4, num_requests + 40):
+                curve.add(num_requests, num_tokens, slower * 0.1 * num_tokens)
+        curve.add(2, 2, 1.0)
+    assert curve.seconds(2)[42] - curve.seconds(2)[2] == pytest.approx(4.0, rel=0.1)
+
+
 def test_one_slow_measurement_makes_no_larger_step_dear() -> None:
     assert CostCurve({1: 1, 8: 10, 16: 2}, 64).seconds(1)[[8, 12, 16]].tolist() == [2, 2, 2]
 

@@ -16,7 +16,7 @@ from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.budget.held import Held
-from specdec_core.budget.retries import LEAST_RARE, MOST_TOGETHER, NUM_SHADOWED, Retries
+from specdec_core.budget.retries import LEAST_RARE, MOST_FOLLOWING, MOST_TOGETHER, NUM_SHADOWED, Retries
 from specdec_core.budget.survival import LEVELS
 from specdec_core.budget.unlearned import MOST_AWAITED
 from specdec_core.contracts.draft import Draft
@@ -90,38 +90,85 @@ def test_most_retries_verify_nothing() -> None:
     assert verified == 2 * [*[0] * NUM_SHADOWED, 4 * MOST_TOGETHER]
 
 
-def test_all_that_are_off_are_decided_on_once_the_text_is_known() -> None:
-    budget, requests = budget_that_is_off()
-    try_again(budget, requests, verifies=False)
-    emit(requests, 7)
+def rest_of(budget: Budget, requests: list[Any]) -> None:
+    """A step for which the budget is asked in vain."""
     assert not any(budget.share(requests, [5] * len(requests), Expected.of_plain(len(requests))))
     budget.idle.begin(requests)
-    for _ in range(MOST_AWAITED):
+
+
+def test_it_is_decided_again_once_the_text_is_known() -> None:
+    budget, requests = budget_that_is_off()
+    try_again(budget, requests, verifies=False)
+    rest_of(budget, requests)
+    for number in range(6, 0, -1):
+        assert budget.num_awaited == number
         assert budget.stays_idle(requests)
         budget.pass_step()
-        emit(requests, 7)
-        budget.end_steps([1e-3], len(requests), {})
+        emit(requests, 3)
     assert not budget.stays_idle(requests)
-    budget.share(requests, [5] * len(requests), Expected.of_plain(len(requests)))
-    assert budget.survival._rates._accepted[0, LEVELS] == pytest.approx(len(NAMES))
-    budget.idle.begin(requests)
+    rest_of(budget, requests)
+    assert budget.survival._rates._tried[0, LEVELS] == pytest.approx(len(NAMES))
     assert budget.stays_idle(requests), "there is no more to learn"
 
 
-def test_a_preempted_shadow_does_not_wake_the_others_in_each_step() -> None:
+def test_a_retry_that_would_have_gained_is_followed_by_others() -> None:
+    budget, requests = budget_that_is_off()
+    num_tried = 0
+    for _ in range(100):
+        budget._curve.add(len(NAMES), len(NAMES), 1.0)
+        if budget.stays_idle(requests):
+            budget.pass_step()
+        else:
+            limits = budget.share(requests, [5] * len(requests), Expected.of_plain(len(requests)))
+            if any(limits):
+                num_tried += 1
+                budget.levels(limits, CPU)
+                budget.keep(Draft.from_chains([[7] * 5] * len(NAMES)))
+                budget.end_drafting(0.01, 0.0)
+                assert not budget.retries.is_due or not budget.retries.ids
+                budget.retries._num_shadowed = 0  # else some would be verified
+                budget.retries._debt.add(1e3)
+            else:
+                budget.idle.begin(requests)
+        emit(requests, 7)
+    assert num_tried == 1 + MOST_FOLLOWING
+
+
+def test_an_engine_at_rest_decides_again_once_the_text_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would rest for more steps, in which the budget is not asked."""
+    steps, asked = list[int](), list[tuple[int, bool]]()  # asked: in which of them, and whether there were shadows
+    share = Budget.share
+
+    def noted(budget: Budget, *args: Any) -> list[int]:
+        limits = share(budget, *args)
+        asked.append((steps[-1], bool(budget.retries.shadows)))
+        return limits
+
+    monkeypatch.setattr(Budget, "share", noted)
+    monkeypatch.setattr(Budget, "_choose", lambda self, rows, limits, so_far: [0] * len(rows))
+    monkeypatch.setattr(Budget, "_has_shadows", lambda self, numbers: True)
+    monkeypatch.setattr(Retries, "show", lambda self, gained_s, more_s: None)
+    with LLM("tiny", speculative_config={"method": "ngram"}) as llm:
+        for name in "abcde":
+            token_ids = llm.get_tokenizer().encode(f"def {name}(left, right):\n" * 6)
+            llm.engine.add_request(token_ids, SamplingParams(max_tokens=99, ignore_eos=True))
+        for step in range(60):
+            steps.append(step)
+            llm.engine.step()
+    tried = next(i for i, (_, has_shadows) in enumerate(asked) if has_shadows)
+    before, again, known = (step for step, _ in asked[tried : tried + 3])
+    assert again == before + 1
+    assert 1 < known - again <= MOST_AWAITED
+
+
+def test_a_preempted_shadow_does_not_wake_the_others() -> None:
     budget, requests = budget_that_is_off()
     try_again(budget, requests, verifies=False)
-    budget.idle.begin(requests)
-    asked = []
-    for _ in range(4 * MOST_AWAITED):
+    budget.retries._debt.add(9.0)
+    rest_of(budget, requests)
+    for _ in range(20):
         emit(requests[1:], 7)
-        budget.end_steps([1e-3], len(requests), {})
-        asked.append(not budget.stays_idle(requests))
-        if asked[-1]:
-            budget.share(requests, [5] * len(requests), Expected.of_plain(len(requests)))
-            budget.idle.begin(requests)
-        budget.pass_step()
-    assert sum(asked) == 4
+        assert budget.stays_idle(requests)
 
 
 def test_of_a_shadow_is_learned_when_a_request_ends() -> None:

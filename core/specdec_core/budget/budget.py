@@ -131,8 +131,13 @@ class Budget:
     def stays_idle(self, requests: Sequence[RequestView], *, is_prefill: bool = False, is_beside: bool = False) -> bool:
         """Whether it is already decided that none of these requests drafts in this step. is_prefill, is_beside: whether
         a prompt is read, and whether other proposers have drafts."""
-        is_due = self._unlearned.is_known(self._num_steps) or (self._can_retry and self.retries.is_due)
+        is_due = self.num_awaited == 0 or (self._can_retry and self.retries.is_due)
         return not is_due and self.idle.goes_on(requests, is_prefill=is_prefill, is_beside=is_beside)
+
+    @property
+    def num_awaited(self) -> int | None:
+        """That of `Unlearned`: when it is 0, it is time to decide again."""
+        return self._unlearned.num_awaited
 
     def pass_step(self) -> None:
         """Note that the proposer was not asked in a step."""
@@ -236,7 +241,7 @@ class Budget:
         num_tokens = [len(request.token_ids) for request in self._requests]
         if self._is_chosen_on_host or not self.retries.shadows:
             past = Past(self._requests, self._rows, num_tokens, self._limits, whole, bool(self.retries.shadows))
-            self._unlearned.add(past, self._num_steps)
+            self._unlearned.past.append(past)
         return draft
 
     def end_drafting(self, seconds: float, late_s: float) -> None:
@@ -316,8 +321,12 @@ class Budget:
         return self._known[1]
 
     def _learn(self) -> None:
-        if self._unlearned.learn(self._num_steps, lengths_vary=self._lengths_vary):
+        if self._unlearned.past:
             self.idle.learned()
+        for draft, num_accepted in self._unlearned.learn(lengths_vary=self._lengths_vary):
+            size = draft.batch_size
+            more_s = self._first.seconds(size) + self._curve.more_s(size, size, draft.num_nodes)
+            self.retries.show(num_accepted * self._curve.at(size) / size, more_s)
 
     def _numbers(self, requests: Sequence[RequestView], limits: list[int], so_far: Expected) -> list[int]:
         """The most draft tokens of each request, by expected gain; 0: none. so_far: of these requests."""

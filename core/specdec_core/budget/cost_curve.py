@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 from attrs import define, field
 
-from specdec_core.budget.recent import Recent
+from specdec_core.budget.recent import Recent, quick
 
 MOST_AGE = 128
 """Of measurements, in measured steps."""
@@ -24,8 +24,8 @@ NUM_UNMEASURED = 32
 NUM_NEEDED = 3
 """Measurements that it takes to correct the table. Older ones than MOST_AGE are used where a size is measured so rarely
 that there are no others, as if they had been taken under the present load."""
-NUM_PLAIN, QUICK = 32, 1 / 4
-"""Plain steps take no longer than the quickest share QUICK of their last NUM_PLAIN measurements, however long ago these
+NUM_PLAIN = 32
+"""Plain steps take no longer than the quickest quarter of their last NUM_PLAIN measurements, however long ago these
 were. If they seem slower than they are, all goes on drafting, and nothing shows it; if they seem quicker, nothing is
 drafted, and they are measured at once."""
 NUM_NEWEST = 2
@@ -192,7 +192,7 @@ class CostCurve:
         bins = [(int(self._sizes[n - 1]), each) for n, row in self._bins.items() for each in row.values()]
         for num_requests, each in bins:
             if each.measured_at > last:
-                if (ratio := each.recent.mean(self._num_steps, NUM_NEEDED)) is not None:
+                if (ratio := each.recent.quick(self._num_steps, NUM_NEEDED)) is not None:
                     fresh.append((each, ratio))
                 elif (ratio := self._ratio_of_few(each, num_requests)) is not None:
                     rare.append((each, ratio))
@@ -224,7 +224,7 @@ class CostCurve:
         num_tokens, last = self._num_tokens(num_requests, each.num_drafted), each.newest[-1] * self.load
         if last * DOUBTFUL < self._ratio(self.at(num_requests, num_tokens), num_tokens):
             return last
-        return median(each.newest) * self.load if len(each.newest) == NUM_NEEDED else None
+        return min(each.newest) * self.load if len(each.newest) == NUM_NEEDED else None
 
     def _table(self, num_requests: int) -> np.ndarray:
         """What `seconds` returns."""
@@ -246,20 +246,20 @@ class CostCurve:
         return seconds
 
     def _ratio_of_more(self, ratio: float) -> float:
-        """The ratio to assume of the time that further draft tokens add: that of all numbers of requests of which steps
-        with several numbers of draft tokens were measured. What these say counts the more, the longer the steps. Where
-        nothing is known it is the load, or the ratio of the step if that is lower: tokens that seem too dear are never
-        tried."""
-        expected_s = FIRST_GUESS * float(self._base[1])
-        measured_s = expected_s * min(ratio, self.load)
+        """The ratio to assume of the time that further draft tokens add: the lowest that steps of any number of
+        requests show, with several numbers of draft tokens. What these say counts the more, the longer the steps. Where
+        nothing is known it is the load, or the ratio of the step if that is lower. Tokens that seem too dear are never
+        tried; those that seem too cheap are, and then measured."""
+        guess, guessed_s = min(ratio, self.load), FIRST_GUESS * float(self._base[1])
+        found = []
         for nearest in self._bins:
             drafted = [*self._newest_of(nearest).items()]
             if len(drafted) > 1:
                 sizes = [self._num_tokens(int(self._sizes[nearest - 1]), drafted[i][0]) for i in (0, -1)]
                 first_s, last_s = self._base[sizes].tolist()
-                measured_s += last_s * drafted[-1][1] - first_s * drafted[0][1]
-                expected_s += last_s - first_s
-        return max(0.0, measured_s / expected_s)
+                measured_s = last_s * drafted[-1][1] - first_s * drafted[0][1]
+                found.append((guessed_s * guess + measured_s) / (guessed_s + last_s - first_s))
+        return max(0.0, min(found, default=guess))
 
     def _ratios_of(self, nearest: int) -> dict[int, float]:
         """Of the bins that were measured with so many requests: {draft tokens: ratio}, sorted. Plain steps take no
@@ -267,7 +267,7 @@ class CostCurve:
         row = [each for _, each in sorted(self._bins.get(nearest, {}).items())]
         ratios = {each.num_drafted: each.ratio for each in row if each.ratio is not None}
         if 0 in ratios:
-            ratios[0] = min(ratios[0], sorted(row[0].plain)[int(QUICK * len(row[0].plain))])
+            ratios[0] = min(ratios[0], quick(row[0].plain))
             if (most := row[0].empty.mean(self._num_steps)) is not None:
                 ratios[0] = min(ratios[0], most * self.load)
         return ratios

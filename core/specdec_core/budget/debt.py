@@ -25,6 +25,10 @@ class Debt:
         """Count time that doing it has saved: so much of it may be lost later. most_s: that is saved up in all."""
         self._owed_s = max(self._owed_s - seconds, min(self._owed_s, -most_s))
 
+    def forgive(self) -> None:
+        """Allow it to be done again now."""
+        self._owed_s = min(self._owed_s, 0.0)
+
     def pay(self, step_s: float) -> None:
         """Count the time of a step. Its share is not saved up: a long time without is not made up for."""
         self._owed_s = max(min(self._owed_s, 0.0), self._owed_s - self._share * step_s)

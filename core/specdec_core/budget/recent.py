@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from statistics import median
 
 NUM_KEPT, NUM_NEEDED = 15, 5
@@ -41,6 +42,17 @@ class Recent:
         most = OUTLIER * abs(median(values))
         return sum(min(value, most) for value in values) / len(values)
 
+    def quick(self, step: int, needed: int = NUM_NEEDED) -> float | None:
+        """The quickest quarter as of a step: what something takes if nothing interrupts it. None: as for `mean`."""
+        self._drop_old(step)
+        return quick(value for _, value in self._newest) if len(self._newest) >= max(1, needed) else None
+
     def _drop_old(self, step: int) -> None:
         while self._newest and self._newest[0][0] <= step - self._most_age:
             self._newest.popleft()
+
+
+def quick(values: Iterable[float]) -> float:
+    """The value that a quarter of these are below."""
+    ordered = sorted(values)
+    return ordered[len(ordered) // 4]

@@ -17,6 +17,9 @@ that the next retry had to wait for seconds; and hidden states that were not obs
 NUM_SHADOWED = 3
 """Retries in a row in which all draft in shadow, where that takes little time. Then some are verified, to measure what
 that costs: what seems too dear is measured in no other way."""
+PROMISING, MOST_FOLLOWING = 1.5, 3
+"""Retries in shadow that would have gained PROMISING times what they would have cost are followed by others at once, up
+to so many: it takes several until the estimates have followed a change of the text."""
 GAIN_SHARE, MOST_SAVED = 0.5, 8.0
 """Of the time that a retry gains, the share that later ones may lose, and how many times a retry's cost is saved up."""
 OUTLIER = 4.0
@@ -43,6 +46,7 @@ class Retries:
         self._expected_s = self._drafting_s = 0.0  # of this step's
         self._num_vain = 0  # retries in a row that gained nothing
         self._num_shadowed = 0  # retries in a row in which nothing was verified
+        self._num_following = 0  # retries in a row that followed one at once
 
     @property
     def number(self) -> int:
@@ -93,6 +97,14 @@ class Retries:
         """drafting_s: what the step's retries took. more_s: by how much their draft tokens should slow down the forward
         pass."""
         self._expected_s, self._drafting_s = drafting_s + more_s, drafting_s
+
+    def show(self, gained_s: float, more_s: float) -> None:
+        """Note what retries in shadow would have gained, had they been verified, and by how much that would have slowed
+        down their step."""
+        is_promising = gained_s > PROMISING * more_s and self._num_following < MOST_FOLLOWING
+        self._num_following = self._num_following + 1 if is_promising else 0
+        if is_promising:
+            self._debt.forgive()
 
     def end_steps(
         self,

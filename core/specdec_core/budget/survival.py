@@ -123,6 +123,14 @@ class Survival:
             new += self._accepted(past, nodes, rows, is_here & found if lengths_vary else None)
         self._rates.add(*map(np.concatenate, zip(*new, strict=True)))
 
+    def num_accepted(self, past: Past) -> int:
+        """How many draft tokens of a draft agree with the text that its requests have emitted since."""
+        nodes = Nodes.of(past.draft)
+        is_accepted = nodes.accepted(self._texts([past], int(nodes.depths.max(initial=0)) + 1))
+        deepest = np.zeros(len(past.requests), dtype=np.int64)
+        np.maximum.at(deepest, nodes.requests[is_accepted], nodes.depths[is_accepted])
+        return int(deepest.sum())
+
     def _accepted(
         self, past: Sequence[Past], nodes: Nodes, rows: np.ndarray, may_miss: np.ndarray | None
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:

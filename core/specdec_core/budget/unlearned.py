@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from specdec_core.budget.survival import Past, Survival
+from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import RequestView
 
 MOST_AWAITED = 8
@@ -19,15 +20,6 @@ class Unlearned:
         self._survival = survival
         self.past: list[Past] = []
         self.ended: dict[str, RequestView] = {}
-        self._known_at = 0  # the step when what has followed the last draft should be known
-
-    def add(self, past: Past, step: int) -> None:
-        self.past.append(past)
-        self._known_at = step + MOST_AWAITED + 1
-
-    def is_known(self, step: int) -> bool:
-        """Whether there is something to learn though nothing else was drafted lately."""
-        return bool(self.past) and step >= self._known_at
 
     def __bool__(self) -> bool:
         return bool(self.past or self.ended)
@@ -43,26 +35,31 @@ class Unlearned:
             self.past = []
         return is_last
 
-    def learn(self, step: int, *, lengths_vary: bool) -> bool:
+    def learn(self, *, lengths_vary: bool) -> list[tuple[Draft, int]]:
         """Learn from the drafts of all requests since the last time, and free the rows of those that have ended. Return
-        whether there were any drafts. lengths_vary: as in `Survival.learn`."""
-        waiting = [each for each in self.past if each.has_shadows and self._waits(each)]
+        the drafts with shadows, and how many of their draft tokens would have been accepted. lengths_vary: as in
+        `Survival.learn`."""
+        waiting = [each for each in self.past if each.has_shadows and self._num_awaited(each)]
         past = [each for each in self.past if each not in waiting]
         self.past = waiting  # first: an interrupt must not make the drafts count twice
-        if step >= self._known_at:  # what waits still, is asked for later
-            self._known_at = step + MOST_AWAITED
+        shown = [(each.draft, self._survival.num_accepted(each)) for each in past if each.has_shadows]
         if past:
             self._survival.learn(past, lengths_vary=lengths_vary)
         for request in self.ended.values():
             self._survival.finish(request)
         self.ended.clear()
-        return bool(past)
+        return shown
 
-    def _waits(self, past: Past) -> bool:
-        """Whether the text since a draft with shadows is still too short to learn much, and all its requests go on."""
+    @property
+    def num_awaited(self) -> int | None:
+        """How many tokens each request has to emit until it shows how those that drafted in shadow have done; 0: it
+        shows already. None: none did."""
+        return min((self._num_awaited(each) for each in self.past if each.has_shadows), default=None)
+
+    def _num_awaited(self, past: Past) -> int:
+        """0, too, if a request does not go on."""
         if any(request.id in self.ended or self._survival.group(request) < 0 for request in past.requests):
-            return False
+            return 0
         pairs = zip(past.requests, past.num_tokens, strict=True)
-        return min(len(request.token_ids) - number for request, number in pairs) <= min(
-            past.draft.max_depth, MOST_AWAITED
-        )
+        num_emitted = min(len(request.token_ids) - number for request, number in pairs)
+        return max(0, min(past.draft.max_depth, MOST_AWAITED) + 1 - num_emitted)

@@ -96,6 +96,11 @@ class Drafter:
         those of `Budget.stays_idle`."""
         return self.budget is not None and self.budget.stays_idle(requests, is_prefill=is_prefill, is_beside=is_beside)
 
+    def most_idle_steps(self, requests: Sequence[Request]) -> int:
+        """For how many steps of these requests, from this one on, `stays_idle` need not be asked again."""
+        num_alike, awaited = self.observer.num_alike(requests), None if self.budget is None else self.budget.num_awaited
+        return num_alike if awaited is None else min(num_alike, awaited)
+
     def pass_step(self) -> None:
         """Note that the proposer is not asked in this step, and that it observes nothing if there is no prefill."""
         self._asked, self.is_idle = (), True

@@ -74,7 +74,7 @@ class Speculation:
         for drafter in self.drafters:
             drafter.pass_step()
         self._is_idle = True
-        most_steps = 0 if is_prefill else min((each.observer.num_alike(requests) for each in self.drafters), default=0)
+        most_steps = 0 if is_prefill else min((each.most_idle_steps(requests) for each in self.drafters), default=0)
         if most_steps > 0:
             self._rest = Rest.of(requests, most_steps)
         return True

@@ -25,9 +25,9 @@ NUM_NEEDED = 3
 """Measurements that it takes to correct the table. Older ones than MOST_AGE are used where a size is measured so rarely
 that there are no others, as if they had been taken under the present load."""
 NUM_PLAIN = 32
-"""Plain steps take no longer than the quickest quarter of their last NUM_PLAIN measurements, however long ago these
-were. If they seem slower than they are, all goes on drafting, and nothing shows it; if they seem quicker, nothing is
-drafted, and they are measured at once."""
+"""Plain steps count as no longer than the first quartile of their last NUM_PLAIN measurements, however old. If they
+seem slower than they are, requests go on drafting at a loss, and no plain step is run that would show it. If they seem
+quicker, drafting stops, and they are measured at once."""
 NUM_NEWEST = 2
 """How many bins with draft tokens have to be measured lately so that steps may take less than older ones show."""
 DOUBTFUL = 1.5
@@ -69,17 +69,19 @@ class CostCurve:
     """Estimates the seconds that a step takes, without drafting, from the number of its requests and that of the tokens
     in its forward pass.
 
-    A curve by the number of tokens is measured when the engine is built, with few requests. Steps that the engine runs
-    correct it: for similar numbers of requests and of draft tokens (a bin), by the mean ratio of the steps' times to
-    the curve. Between the bins of as many requests, the ratio is interpolated. Beyond the largest one, further tokens
-    add what they add elsewhere, and not by the ratio: that of a plain step is high because of its requests. What was
-    measured long ago counts only where it is lower than what the newest steps show of other numbers of draft tokens:
-    what once was too dear would never be measured again. Plain steps
-    that were never run have the ratio of those of fewer and of more requests. If a bin had no steps lately, its ratio
-    changes by as much as those of the others: of plain steps of as many requests, if these were measured before and
-    again since then. So the estimates follow longer contexts, sampling parameters and the load
-    of the machine. A single step counts where it is far below the estimate: an interruption makes steps slower, and
-    nothing makes them faster.
+    When the engine is built, it measures a curve by the number of tokens, with few requests. Steps that it runs correct
+    the curve. They are grouped into bins, by similar numbers of requests and of draft tokens. The ratio of a bin is the
+    first quartile of its steps' times, divided by the curve: interruptions make steps slower, and nothing makes them
+    faster. For the same reason, a single step far below the estimate counts at once.
+
+    - Between the bins of as many requests, the ratio is interpolated.
+    - Beyond the largest of them, further tokens add what they add, at the least, with any other number of requests. The
+      ratio of a plain step does not hold for them: it is high because of its requests.
+    - Plain steps that were never run have the ratio of those of fewer and of more requests.
+    - Where no step of a bin ran lately, its ratio changes with that of plain steps of as many requests, or with the
+      load. So the estimates follow longer contexts, sampling parameters and the load of the machine.
+    - An old bin with draft tokens counts only where it is below the newest bins: what once was too dear would never be
+      measured again.
 
     measured: seconds by number of tokens, for one or more numbers.
     max_tokens: the most tokens of a forward pass.
@@ -99,7 +101,9 @@ class CostCurve:
         self._base = _never_falling(_interpolated(measured, max_tokens))
         bins = np.abs(np.subtract.outer(self._logs, np.log(self._sizes))).argmin(axis=1)
         self._bin_of: list[int] = [0, *(1 + bins).tolist()]  # of each number; that of 0 has no other
-        self._tables: dict[int, np.ndarray] = {}  # by the number of requests
+        # Until the next correction, by the number of requests, and by the bin of that:
+        self._tables: dict[int, np.ndarray] = {}
+        self._ratios: dict[int, dict[int, float]] = {}
 
     def seconds(self, num_requests: int) -> np.ndarray:
         """float64 [max_tokens + 1]   of steps of so many requests, by the number of tokens. They never fall."""
@@ -218,6 +222,7 @@ class CostCurve:
         self._last = [each for each, _ in fresh] or self._last
         self.num_corrections += 1
         self._tables.clear()
+        self._ratios.clear()
 
     def _ratio_of_few(self, each: _Bin, num_requests: int) -> float | None:
         """The ratio of a bin that had fewer steps lately than are needed; None: too little is known."""
@@ -233,7 +238,9 @@ class CostCurve:
             known = self._ratio_of_plain(num_requests) | known or {0: self.load}
         newest = self._newest_of(self._bin(num_requests))
         some = {number: ratio for number, ratio in known.items() if not number or number in newest}
-        seconds = np.minimum(self._through(num_requests, known), self._through(num_requests, some))
+        seconds = self._through(num_requests, known)
+        if some != known:
+            seconds = np.minimum(seconds, self._through(num_requests, some))
         return _never_falling(seconds)
 
     def _through(self, num_requests: int, ratios: Mapping[int, float]) -> np.ndarray:
@@ -264,6 +271,11 @@ class CostCurve:
     def _ratios_of(self, nearest: int) -> dict[int, float]:
         """Of the bins that were measured with so many requests: {draft tokens: ratio}, sorted. Plain steps take no
         longer than steps for which a proposer was asked in vain."""
+        if nearest not in self._ratios:
+            self._ratios[nearest] = self._new_ratios_of(nearest)
+        return self._ratios[nearest]
+
+    def _new_ratios_of(self, nearest: int) -> dict[int, float]:
         row = [each for _, each in sorted(self._bins.get(nearest, {}).items())]
         ratios = {each.num_drafted: each.ratio for each in row if each.ratio is not None}
         if 0 in ratios:

@@ -104,12 +104,13 @@ class Idle:
         return self._group_of(request), size
 
     def _is_cheaper(self) -> bool:
-        """Whether drafting may pay now: nothing is drafted because it did not, so dearer drafts change nothing."""
+        """Whether drafts have become cheaper beside plain steps since it was decided. If they have become dearer, they
+        still do not pay."""
         (plain_s, more), (plain_before_s, more_before) = self._costs_of(self._size), self._costs
         return plain_s > plain_before_s * (1 + SAME) or more < more_before * (1 - SAME)
 
     def _costs_of(self, number: int) -> tuple[float, float]:
-        """What a plain step of so many requests takes on a machine without load, which makes drafting slower, too. By
-        how many times a step with a few draft tokens takes longer."""
+        """The time of a plain step of so many requests, without the load, which slows down drafting, too; and that of a
+        step with a few draft tokens, divided by it."""
         plain_s = self._curve.at(number)
         return plain_s / self._curve.load, self._curve.at(number, number + NUM_MORE) / plain_s

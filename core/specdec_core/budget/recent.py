@@ -43,7 +43,7 @@ class Recent:
         return sum(min(value, most) for value in values) / len(values)
 
     def quick(self, step: int, needed: int = NUM_NEEDED) -> float | None:
-        """The quickest quarter as of a step: what something takes if nothing interrupts it. None: as for `mean`."""
+        """The first quartile as of a step: the time if nothing interrupts it. None: as for `mean`."""
         self._drop_old(step)
         return quick(value for _, value in self._newest) if len(self._newest) >= max(1, needed) else None
 
@@ -53,6 +53,6 @@ class Recent:
 
 
 def quick(values: Iterable[float]) -> float:
-    """The value that a quarter of these are below."""
+    """The first quartile: a quarter of these times are shorter."""
     ordered = sorted(values)
     return ordered[len(ordered) // 4]

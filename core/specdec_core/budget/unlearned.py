@@ -11,7 +11,7 @@ MOST_AWAITED = 8
 
 
 class Unlearned:
-    """Keeps drafts until they are learned from, all together; and the rows of requests that have ended since.
+    """Keeps drafts until `Survival` learns from all of them at once, and the requests that have ended since then.
 
     Attributes: past, the drafts. ended, {id: request} of those that have ended.
     """
@@ -52,12 +52,12 @@ class Unlearned:
 
     @property
     def num_awaited(self) -> int | None:
-        """How many tokens each request has to emit until it shows how those that drafted in shadow have done; 0: it
-        shows already. None: none did."""
+        """How many tokens each request has still to emit until the text shows which draft tokens in shadow are right.
+        0: it is long enough. None: nothing was drafted in shadow."""
         return min((self._num_awaited(each) for each in self.past if each.has_shadows), default=None)
 
     def _num_awaited(self, past: Past) -> int:
-        """0, too, if a request does not go on."""
+        """0 if one of its requests has ended: no more text follows."""
         if any(request.id in self.ended or self._survival.group(request) < 0 for request in past.requests):
             return 0
         pairs = zip(past.requests, past.num_tokens, strict=True)

@@ -16,6 +16,7 @@ from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.budget.held import Held
+from specdec_core.budget.idle import Idle
 from specdec_core.budget.retries import LEAST_RARE, MOST_FOLLOWING, MOST_TOGETHER, NUM_SHADOWED, Retries
 from specdec_core.budget.survival import LEVELS
 from specdec_core.budget.unlearned import MOST_AWAITED
@@ -147,7 +148,9 @@ def test_an_engine_at_rest_decides_again_once_the_text_is_known(monkeypatch: pyt
     monkeypatch.setattr(Budget, "share", noted)
     monkeypatch.setattr(Budget, "_choose", lambda self, rows, limits, so_far: [0] * len(rows))
     monkeypatch.setattr(Budget, "_has_shadows", lambda self, numbers: True)
-    monkeypatch.setattr(Retries, "show", lambda self, gained_s, more_s: None)
+    # There is one retry, and costs, which depend on the machine, wake nothing.
+    monkeypatch.setattr(Retries, "is_due", property(lambda self: not any(had_shadows for _, had_shadows in asked)))
+    monkeypatch.setattr(Idle, "_is_cheaper", lambda self: False)
     with LLM("tiny", speculative_config={"method": "ngram"}) as llm:
         for name in "abcde":
             token_ids = llm.get_tokenizer().encode(f"def {name}(left, right):\n" * 6)

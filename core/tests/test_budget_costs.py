@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 from simulated_budget import budget_at, request_of
 
 from specdec_core.budget import clock
@@ -120,12 +120,15 @@ def test_a_number_of_requests_that_was_never_measured_is_like_its_neighbors() ->
         st.tuples(st.integers(1, 40), st.integers(0, 60), st.sampled_from([0.01, 0.3, 1.0, 2.0, 50.0])), max_size=40
     )
 )
+@example(steps=[(4, 12, 1.0)] * 4 + [(4, 13, 1.0), (5, 0, 1.0)])
 @settings(deadline=None)
 def test_more_tokens_never_take_less_time(steps: list[tuple[int, int, float]]) -> None:
     curve = CostCurve({1: 1.0, 8: 1.2, 32: 2.0}, 64)
     for num_requests, more, seconds in steps:
         for _ in range(8):
             curve.add(num_requests, min(num_requests + more, 64), seconds)
+            curve.seconds(num_requests)  # the engine asks meanwhile
+            curve.seconds(min(num_requests + more, 64))
     for number in (1, 2, 5, 16, 40, 64):
         seconds_of = curve.seconds(number)
         assert np.isfinite(seconds_of).all()

@@ -101,9 +101,7 @@ class CostCurve:
         self._base = _never_falling(_interpolated(measured, max_tokens))
         bins = np.abs(np.subtract.outer(self._logs, np.log(self._sizes))).argmin(axis=1)
         self._bin_of: list[int] = [0, *(1 + bins).tolist()]  # of each number; that of 0 has no other
-        # Until the next correction, by the number of requests, and by the bin of that:
-        self._tables: dict[int, np.ndarray] = {}
-        self._ratios: dict[int, dict[int, float]] = {}
+        self._tables: dict[int, np.ndarray] = {}  # by the number of requests
 
     def seconds(self, num_requests: int) -> np.ndarray:
         """float64 [max_tokens + 1]   of steps of so many requests, by the number of tokens. They never fall."""
@@ -222,7 +220,6 @@ class CostCurve:
         self._last = [each for each, _ in fresh] or self._last
         self.num_corrections += 1
         self._tables.clear()
-        self._ratios.clear()
 
     def _ratio_of_few(self, each: _Bin, num_requests: int) -> float | None:
         """The ratio of a bin that had fewer steps lately than are needed; None: too little is known."""
@@ -271,11 +268,6 @@ class CostCurve:
     def _ratios_of(self, nearest: int) -> dict[int, float]:
         """Of the bins that were measured with so many requests: {draft tokens: ratio}, sorted. Plain steps take no
         longer than steps for which a proposer was asked in vain."""
-        if nearest not in self._ratios:
-            self._ratios[nearest] = self._new_ratios_of(nearest)
-        return self._ratios[nearest]
-
-    def _new_ratios_of(self, nearest: int) -> dict[int, float]:
         row = [each for _, each in sorted(self._bins.get(nearest, {}).items())]
         ratios = {each.num_drafted: each.ratio for each in row if each.ratio is not None}
         if 0 in ratios:

@@ -311,13 +311,26 @@ def test_rows_of_requests_that_are_gone_are_freed() -> None:
         assert arrears.num_tokens == arrears._num_rows == 8 * (step + 1)
     for request in requests[:5]:
         arrears.drop(request)
-    assert arrears.num_tokens == arrears._num_rows == 15
+    last = torch.randn(3, 3)
+    arrears.keep(requests[5:], [1] * 3, [{"final": last}])
+    assert arrears.num_tokens == arrears._num_rows == 15 + 3
     for i in (5, 6, 7):
         late = arrears.take([requests[i]])
         assert late is not None
-        assert torch.equal(late.features["final"], torch.stack([each["final"][i] for each in features]))
-        assert (late.starts, late.token_ids.tolist(), late.next_token_ids.tolist()) == ((2,), [2, 3, 4, 5, 6], [7])
+        stored = [*(each["final"][i] for each in features), last[i - 5]]
+        assert torch.equal(late.features["final"], torch.stack(stored))
+        assert (late.starts, late.token_ids.tolist(), late.next_token_ids.tolist()) == ((2,), [2, 3, 4, 5, 6, 7], [8])
     assert arrears.num_tokens == arrears._num_rows == 0
+
+
+def test_nothing_is_copied_where_all_requests_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    arrears, requests = Arrears(torch.device("cpu")), [_request(i) for i in range(8)]
+    arrears.keep(requests, [1] * 8, [{"final": torch.randn(8, 3)} for _ in range(5)])
+    monkeypatch.setattr("specdec_core.engine.arrears._features", lambda places: pytest.fail("copied"))
+    for request in requests:
+        arrears.drop(request)
+    arrears.keep([_request(8)], [1], [{"final": torch.randn(1, 3)}])
+    assert arrears.num_tokens == arrears._num_rows == 1
 
 
 def test_padding_does_not_stay_in_memory() -> None:

@@ -103,8 +103,9 @@ class Arrears:
     """Stores hidden states until the proposer sees them in a late observation.
 
     Storing is cheap, since a request that does not draft should cost little more than in plain decoding: as long as the
-    requests stay the same, a forward pass is only added to a list. Padding is dropped now and then. Once more than half
-    of all stored rows are of requests that are gone, the others get copies of their own.
+    requests stay the same, a forward pass is only added to a list. Padding is dropped now and then. Where more than half
+    of all stored rows are of requests that are gone, the others get copies of their own with the next forward pass: not
+    at once, since requests of a batch may all end in the same step.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -180,6 +181,7 @@ class Arrears:
         self._num_rows += segment.num_live
 
     def _begin(self, requests: Sequence[Request], counts: Sequence[int], starts: Sequence[int] | None) -> _Segment:
+        self._compact()
         if starts is None:
             starts = [request.num_computed for request in requests]
         segment = _Segment(list(requests), list(counts), list(starts), num_live=sum(counts))
@@ -224,7 +226,6 @@ class Arrears:
         """Forget what is stored of a request."""
         self._gather()
         self._remove(request)
-        self._compact()
 
     def number_of(self, request: Request) -> int:
         """The number of stored tokens of a request."""

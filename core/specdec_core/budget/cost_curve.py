@@ -232,7 +232,7 @@ class CostCurve:
         """What `seconds` returns."""
         known = self._ratios_of(self._bin(num_requests))
         if 0 not in known:
-            known = self._ratio_of_plain(num_requests) | known or {0: self.load}
+            known = (self._ratio_of_plain(num_requests) or {0: self.load}) | known
         newest = self._newest_of(self._bin(num_requests))
         some = {number: ratio for number, ratio in known.items() if not number or number in newest}
         seconds = self._through(num_requests, known)

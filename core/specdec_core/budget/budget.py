@@ -20,7 +20,7 @@ from specdec_core.budget.held import CHOICE_SHARE, MOST_HELD, NUM_HELD, Held
 from specdec_core.budget.idle import Idle
 from specdec_core.budget.levels import Levels
 from specdec_core.budget.nodes import Nodes, without
-from specdec_core.budget.retries import MOST_TOGETHER, NUM_TOKENS as RETRY_TOKENS, OUTLIER, Retries
+from specdec_core.budget.retries import COLD_S, MOST_TOGETHER, NUM_TOKENS as RETRY_TOKENS, OUTLIER, Retries
 from specdec_core.budget.starts import Starts
 from specdec_core.budget.survival import Past, Survival
 from specdec_core.budget.unlearned import Unlearned
@@ -270,7 +270,8 @@ class Budget:
             num_verified = round(self._num_kept * share)
             more_s = self._curve.more_s(self._num_scheduled, self._so_far.num_rows, num_verified)
             seconds = seconds * number / size + late_s + self._observe.seconds(number)
-            self.retries.expect(seconds + (self._choice_s if self.retries.shadows else 0.0), more_s)
+            choice_s = self._choice_s + COLD_S if self.retries.shadows else 0.0  # which follows once the text is known
+            self.retries.expect(seconds, more_s, COLD_S + choice_s)
         elif levels is not None and max(self._limits) >= self._most:
             self._levels_per_draft += NEWEST_WEIGHT * (levels.num_forwarded - self._levels_per_draft)
         self._levels = None  # which knows this budget
@@ -321,19 +322,22 @@ class Budget:
         return self._known[1]
 
     def _learn(self) -> None:
-        if self._unlearned.past:
-            self.idle.learned()
+        may_have_gained = any(not past.has_shadows for past in self._unlearned.past)
         for draft, num_accepted in self._unlearned.learn(lengths_vary=self._lengths_vary):
             size = draft.batch_size
             more_s = self._first.seconds(size) + self._curve.more_s(size, size, draft.num_nodes)
-            self.retries.show(num_accepted * self._curve.at(size) / size, more_s)
+            gained_s = num_accepted * self._curve.at(size) / size
+            self.retries.show(gained_s, more_s)
+            may_have_gained |= gained_s > more_s
+        if may_have_gained:  # else what does not pay for others still does not pay for new requests
+            self.idle.learned()
 
     def _numbers(self, requests: Sequence[RequestView], limits: list[int], so_far: Expected) -> list[int]:
         """The most draft tokens of each request, by expected gain; 0: none. so_far: of these requests."""
         held, is_beside = self._held, so_far.covered is not None
         is_informed, ids = self._first.knows(len(requests)), [request.id for request in requests]
         numbers = None
-        if held is not None:
+        if held is not None and self.num_awaited != 0:
             numbers = held.take(ids, limits, is_beside=is_beside, is_informed=is_informed)
         if numbers is None:
             started = perf_counter()
@@ -393,10 +397,20 @@ class Budget:
         least = MIN_SAVING_TO_START if self.idle.is_all_off else MIN_SAVING_TO_GO_ON
         self.saved_share = saved if saved > least else 0.0
         if not self.saved_share:
+            self.retries.may_gain = self._may_gain(limits, so_far)
             return [0] * num_requests
         if self._lengths_vary:
             return [self._most if number else 0 for number in chosen.tolist()]
         return [self._most if number == MOST_CHOSEN else number * size for number in chosen.tolist()]
+
+    def _may_gain(self, limits: list[int], so_far: Expected) -> bool:
+        """Whether drafting would pay if all draft tokens were accepted, and each level had only one of them."""
+        num_requests, num_levels = len(limits), min(max(limits), MOST_CHOSEN)
+        level_s = self._level.seconds(num_requests)
+        first_s = self._first.seconds(num_requests) + self._observe.seconds(num_requests)
+        gains = (np.arange(num_levels) < np.array(limits)[:, None]).astype(float)
+        _, saved = best_levels(gains, np.ones(num_requests), so_far, self._seconds, first_s - level_s, level_s)
+        return saved > 0
 
     def _has_shadows(self, numbers: Sequence[int]) -> bool:
         """Whether more requests that are off draft, in shadow, if a few are tried again: if that takes less time, for

@@ -11,6 +11,9 @@ TIME_SHARE = 0.01
 LEAST_RARE, NUM_PATIENT, MOST_RARE = 0.25, 8, 1.0
 """A retry counts as LEAST_RARE times its cost after one that gained. Each NUM_PATIENT retries in a row that gain
 nothing add 1 to this factor, up to MOST_RARE: so retries take between 4 times TIME_SHARE of the time and once."""
+MOST_HOPELESS = 8.0
+"""Each retry in a row that could not have gained if all its draft tokens had been accepted adds 1 to this factor, up to
+so much: such retries only show whether drafting has become cheaper."""
 NUM_TOKENS, MOST_TOGETHER = 4, 4
 """Draft tokens of a request that is tried again, and how many are in a step, but for shadows. More would take so long
 that the next retry had to wait for seconds; and hidden states that were not observed yet are read first."""
@@ -22,6 +25,9 @@ PROMISING, MOST_FOLLOWING = 1.5, 3
 to so many: it takes several until the estimates have followed a change of the text."""
 GAIN_SHARE, MOST_SAVED = 0.5, 8.0
 """Of the time that a retry gains, the share that later ones may lose, and how many times a retry's cost is saved up."""
+COLD_S = 0.0005
+"""By so many seconds the plain steps after a draft, or a choice, take longer in all on a CPU: its caches then hold other
+data than the target's weights."""
 OUTLIER = 4.0
 """A retry that took longer than this many times what was expected was interrupted, and counts as that."""
 
@@ -35,6 +41,7 @@ class Retries:
     draft tokens are not verified, but compared with the tokens that they emit anyway. Now and then a few are verified.
 
     Attributes: ids, of the requests that are tried again in this step. shadows, ids of those that draft in shadow.
+    may_gain, whether drafting would pay if all draft tokens were accepted.
     """
 
     def __init__(self) -> None:
@@ -43,8 +50,10 @@ class Retries:
         self.shadows: list[str] = []
         self._is_whole = False  # no other request drafts in this step
         self._next = 0  # the first of the next ones, among those that are off
-        self._expected_s = self._drafting_s = 0.0  # of this step's
+        self._expected_s = self._drafting_s = self._after_s = 0.0  # of this step's
+        self.may_gain = True
         self._num_vain = 0  # retries in a row that gained nothing
+        self._num_hopeless = 0  # retries in a row that could not have gained
         self._num_shadowed = 0  # retries in a row in which nothing was verified
         self._num_following = 0  # retries in a row that followed one at once
 
@@ -57,6 +66,11 @@ class Retries:
     def is_alone(self) -> bool:
         """Whether there are retries in this step, and no other drafts of this proposer."""
         return self.number > 0 and self._is_whole
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether all drafts of this proposer in this step are in shadow."""
+        return self.is_alone and not self.ids
 
     @property
     def is_due(self) -> bool:
@@ -93,10 +107,10 @@ class Retries:
             chosen[i] = limits[i]
         return chosen
 
-    def expect(self, drafting_s: float, more_s: float) -> None:
+    def expect(self, drafting_s: float, more_s: float, after_s: float = 0.0) -> None:
         """drafting_s: what the step's retries took. more_s: by how much their draft tokens should slow down the forward
-        pass."""
-        self._expected_s, self._drafting_s = drafting_s + more_s, drafting_s
+        pass. after_s: what they cost in later steps."""
+        self._expected_s, self._drafting_s, self._after_s = drafting_s + more_s, drafting_s, after_s
 
     def show(self, gained_s: float, more_s: float) -> None:
         """Note what retries in shadow would have gained, had they been verified, and by how much that would have slowed
@@ -126,9 +140,12 @@ class Retries:
             if self._is_whole and not is_prefill:
                 # Not at least what was expected: costs that are estimated too high would never be measured again.
                 lost_s = min(max(self._drafting_s, seconds[-1] - plain_s), OUTLIER * lost_s)
+            lost_s += self._after_s
             gained_s = sum(accepted.get(request_id, 0) for request_id in self.ids) * plain_s / num_requests
             rare = min(LEAST_RARE + self._num_vain / NUM_PATIENT, MOST_RARE)
             rare = 1.0 if self._debt.has_savings else rare  # else retries would go on though they lose on average
+            self._num_hopeless = 0 if self.may_gain else self._num_hopeless + 1
+            rare = min(rare + self._num_hopeless, MOST_HOPELESS)
             if gained_s > lost_s:
                 self._debt.save(GAIN_SHARE * (gained_s - lost_s), MOST_SAVED * lost_s)
             else:

@@ -9,8 +9,9 @@ from attrs import define, field
 from specdec_core.engine.arrears import Features
 from specdec_core.engine.request import Request
 
-MOST_STEPS = 32
-"""A change of the costs, or that it is time to try again, is noticed only after so many steps."""
+LEAST_STEPS, MOST_STEPS, SECONDS = 32, 96, 0.04
+"""A change of the costs, or that it is time to try again, is noticed only after a rest: after about so many seconds, in
+which learning from its steps hardly shows, and so many steps at least and at most."""
 
 
 @define(eq=False)
@@ -29,10 +30,11 @@ class Rest:
     passes: list[Features] = field(factory=list)
 
     @classmethod
-    def of(cls, requests: Sequence[Request], most_steps: int) -> Rest:
-        """A rest that begins with a step of these requests."""
+    def of(cls, requests: Sequence[Request], most_steps: int, step_s: float) -> Rest:
+        """A rest that begins with a step of these requests. step_s: the seconds of such a step."""
         starts = [request.num_computed for request in requests]
-        return cls(list(requests), starts, min(MOST_STEPS, most_steps) - 1)
+        length = min(max(int(SECONDS / step_s), LEAST_STEPS), MOST_STEPS)
+        return cls(list(requests), starts, min(length, most_steps) - 1)
 
     def goes_on(self, requests: Sequence[Request]) -> bool:
         """Whether a step of these requests belongs to it. If so, there is one less left."""

@@ -75,8 +75,8 @@ class Speculation:
             drafter.pass_step()
         self._is_idle = True
         most_steps = 0 if is_prefill else min((each.most_idle_steps(requests) for each in self.drafters), default=0)
-        if most_steps > 0:
-            self._rest = Rest.of(requests, most_steps)
+        if most_steps > 0 and self._curve is not None:
+            self._rest = Rest.of(requests, most_steps, self._curve.at(len(requests)))
         return True
 
     def _end_rest(self) -> None:
@@ -216,7 +216,8 @@ class Speculation:
         num_tokens = 0 if report.num_prefill_tokens else report.num_nodes + num_requests
         self._num_alike = self._num_alike + 1 if num_tokens == self._num_tokens else 1
         self._num_tokens = num_tokens
-        if self._is_idle and len(self._unsaved) < MOST_STEPS:
+        is_last = self._rest is not None and not self._rest.num_left
+        if self._is_idle and not is_last and len(self._unsaved) < MOST_STEPS:
             self._ended_s = 0.0
             return  # budgets learn of these steps together
         if not report.num_prefill_tokens:

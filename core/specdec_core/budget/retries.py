@@ -26,8 +26,8 @@ to so many: it takes several until the estimates have followed a change of the t
 GAIN_SHARE, MOST_SAVED = 0.5, 8.0
 """Of the time that a retry gains, the share that later ones may lose, and how many times a retry's cost is saved up."""
 COLD_S = 0.0005
-"""By so many seconds the plain steps after a draft, or a choice, take longer in all on a CPU: its caches then hold other
-data than the target's weights."""
+"""By so many seconds the plain steps after a draft, or a choice, take longer in all on a CPU: its caches then hold
+other data than the target's weights."""
 OUTLIER = 4.0
 """A retry that took longer than this many times what was expected was interrupted, and counts as that."""
 

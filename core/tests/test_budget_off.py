@@ -155,22 +155,17 @@ def cost_of_retry(
     return budget.retries._debt._owed_s / retries.LEAST_RARE
 
 
-COLD_S = retries.COLD_S
-
-
 def test_a_retry_pays_what_it_took_less_what_it_gained() -> None:
     def cost(step_s: float, num_accepted: int) -> float:
         accepted = {"a": num_accepted}
         return cost_of_retry(budget_at(0.01, "a"), [request_of("a")], [0], 0.5, 0.0, step_s, accepted)
 
     estimated = 0.01 + 0.5  # a draft token was found
-    assert cost(1.2, 0) == pytest.approx(0.5 + COLD_S), (
-        "drafting took longer than the step took more than a plain one, of 1"
-    )
-    assert cost(1.9, 0) == pytest.approx(0.9 + COLD_S)
-    assert cost(99.0, 0) == pytest.approx(retries.OUTLIER * estimated + COLD_S)
-    assert cost(3.0, 1) == pytest.approx(1.0 + COLD_S)
-    assert cost(1.9, 1) == pytest.approx(-retries.GAIN_SHARE * (1.0 - 0.9 - COLD_S) / retries.LEAST_RARE)
+    assert cost(1.2, 0) == pytest.approx(0.5), "drafting took longer than the step took more than a plain one, of 1"
+    assert cost(1.9, 0) == pytest.approx(0.9)
+    assert cost(99.0, 0) == pytest.approx(retries.OUTLIER * estimated)
+    assert cost(3.0, 1) == pytest.approx(1.0)
+    assert cost(1.9, 1) == pytest.approx(-retries.GAIN_SHARE * (1.0 - 0.9) / retries.LEAST_RARE)
 
 
 @pytest.mark.parametrize("measured", [3.0, 30.0])
@@ -199,13 +194,13 @@ def test_the_first_retries_of_a_proposer_that_observes_nothing_are_free() -> Non
         budget = Budget(CostCurve({1: 1.0, 2: 1.01}, 64), 1, 9, in_place=False, observes=observes)
         budget.start(request_of("a"), is_sampled=False)
         owed.append(cost_of_retry(budget, [request_of("a")], [0], 5.0, 0.0))
-    assert owed == pytest.approx([5.0 + COLD_S, COLD_S])
+    assert owed == pytest.approx([5.0, 0.0])
 
 
 def test_a_retry_beside_other_requests_pays_for_its_part() -> None:
     budget, requests = budget_at(0.01, "a", "b"), [request_of("a"), request_of("b")]
     tokens_s = budget._curve.more_s(2, 2, 1)
-    assert cost_of_retry(budget, requests, [9, 0], 2.0, 0.5) == pytest.approx(tokens_s + 2.0 / 2 + 0.5 + COLD_S)
+    assert cost_of_retry(budget, requests, [9, 0], 2.0, 0.5) == pytest.approx(tokens_s + 2.0 / 2 + 0.5)
 
 
 def test_a_retry_is_not_free_because_others_gain() -> None:
@@ -289,7 +284,7 @@ def test_one_slow_retry_does_not_stop_the_next_ones() -> None:
     budget, requests = budget_at(0.01, "a"), [request_of("a")]
     for step in range(clock.NUM_SKIPPED + NUM_NEEDED):
         budget._first.add(1, 0.1, step)
-    assert cost_of_retry(budget, requests, [0], 100.0, 0.0) == pytest.approx(retries.OUTLIER * 0.1 + COLD_S)
+    assert cost_of_retry(budget, requests, [0], 100.0, 0.0) == pytest.approx(retries.OUTLIER * 0.1)
 
 
 @pytest.mark.parametrize("is_retry", [False, True])

@@ -229,7 +229,7 @@ def test_shadows_pay_for_drafting_and_for_the_choice_that_follows() -> None:
     )
     num_verified = try_again(budget, requests).num_nodes
     verified_s = budget._curve.more_s(8, 8, round(num_verified * 4 / 6))  # 4 are tried, and 2 draft anyway
-    cost_s = 0.5 * 6 / 8 + verified_s + 0.125 + 2 * retries.COLD_S
+    cost_s = 0.5 * 6 / 8 + verified_s + 0.125
     assert budget.retries._debt._owed_s == pytest.approx(cost_s * LEAST_RARE)
 
 

@@ -20,7 +20,7 @@ from specdec_core.budget.held import CHOICE_SHARE, MOST_HELD, NUM_HELD, Held
 from specdec_core.budget.idle import Idle
 from specdec_core.budget.levels import Levels
 from specdec_core.budget.nodes import Nodes, without
-from specdec_core.budget.retries import COLD_S, MOST_TOGETHER, NUM_TOKENS as RETRY_TOKENS, OUTLIER, Retries
+from specdec_core.budget.retries import MOST_TOGETHER, NUM_TOKENS as RETRY_TOKENS, OUTLIER, Retries
 from specdec_core.budget.starts import Starts
 from specdec_core.budget.survival import Past, Survival
 from specdec_core.budget.unlearned import Unlearned
@@ -270,8 +270,8 @@ class Budget:
             num_verified = round(self._num_kept * share)
             more_s = self._curve.more_s(self._num_scheduled, self._so_far.num_rows, num_verified)
             seconds = seconds * number / size + late_s + self._observe.seconds(number)
-            choice_s = self._choice_s + COLD_S if self.retries.shadows else 0.0  # which follows once the text is known
-            self.retries.expect(seconds, more_s, COLD_S + choice_s)
+            choice_s = self._choice_s if self.retries.shadows else 0.0  # which follows once the text is known
+            self.retries.expect(seconds, more_s, choice_s)
         elif levels is not None and max(self._limits) >= self._most:
             self._levels_per_draft += NEWEST_WEIGHT * (levels.num_forwarded - self._levels_per_draft)
         self._levels = None  # which knows this budget

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -65,6 +66,25 @@ def test_a_retry_is_not_due_where_no_request_may_draft() -> None:
         assert budget.retries.is_due
         assert budget.stays_idle(requests)
         budget.pass_step()
+
+
+@pytest.mark.parametrize("owed_s", [0.0, 0.1, 0.24])
+def test_a_rest_lasts_until_the_next_retry_is_due(owed_s: float) -> None:
+    budget, requests, number = budget_at(0.01, "a"), [request_of("a")], 0
+    budget.retries._debt.add(owed_s)
+    expected = budget.most_idle_steps(1)
+    budget.idle.begin(requests)
+    while not number or budget.stays_idle(requests):
+        budget.end_steps([1.0], 1, {})  # as long as the curve has it
+        number += 1
+    assert expected == number == max(1, round(owed_s / retries.TIME_SHARE + 0.5))
+
+
+def test_a_rest_does_not_wait_for_retries_where_no_request_may_draft() -> None:
+    budget, requests = budget_at(0.01, "a"), [request_of("a")]
+    budget.retries._debt.add(1.0)
+    budget.share(requests, [0], Expected.of_plain(1))
+    assert budget.most_idle_steps(1) == sys.maxsize
 
 
 def test_only_cheaper_drafts_wake_requests_that_are_off() -> None:

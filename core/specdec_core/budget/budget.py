@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from math import ceil
 from statistics import fmean
@@ -138,6 +139,15 @@ class Budget:
     def num_awaited(self) -> int | None:
         """That of `Unlearned`: when it is 0, it is time to decide again."""
         return self._unlearned.num_awaited
+
+    def most_idle_steps(self, num_requests: int) -> int:
+        """For how many steps of so many requests, from this one on, nothing has to be decided: until it is time to
+        learn, or to try again."""
+        number = self._unlearned.num_awaited
+        awaited = sys.maxsize if number is None else number
+        if not self._can_retry:
+            return awaited
+        return min(awaited, max(1, self.retries.num_until_due(self._curve.at(num_requests))))
 
     def pass_step(self) -> None:
         """Note that the proposer was not asked in a step."""

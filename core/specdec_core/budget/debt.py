@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import ceil
+
 
 class Debt:
     """Time that was lost by doing something, and is paid back by a share of the steps' time before it is done again."""
@@ -24,6 +26,10 @@ class Debt:
     def save(self, seconds: float, most_s: float) -> None:
         """Count time that doing it has saved: so much of it may be lost later. most_s: that is saved up in all."""
         self._owed_s = max(self._owed_s - seconds, min(self._owed_s, -most_s))
+
+    def num_steps(self, step_s: float) -> int:
+        """How many steps of so many seconds it takes until it is paid."""
+        return ceil(max(0.0, self._owed_s) / (self._share * step_s))
 
     def forgive(self) -> None:
         """Allow it to be done again now."""

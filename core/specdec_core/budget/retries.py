@@ -74,6 +74,10 @@ class Retries:
     def is_due(self) -> bool:
         return self._debt.is_paid
 
+    def num_until_due(self, step_s: float) -> int:
+        """After how many steps of so many seconds the next one is due."""
+        return self._debt.num_steps(step_s)
+
     def begin(self) -> None:
         """Begin a step."""
         self.ids, self.shadows, self._expected_s, self._drafting_s = [], [], 0.0, 0.0

@@ -98,8 +98,8 @@ class Drafter:
 
     def most_idle_steps(self, requests: Sequence[Request]) -> int:
         """For how many steps of these requests, from this one on, `stays_idle` need not be asked again."""
-        num_alike, awaited = self.observer.num_alike(requests), None if self.budget is None else self.budget.num_awaited
-        return num_alike if awaited is None else min(num_alike, awaited)
+        num_alike = self.observer.num_alike(requests)
+        return num_alike if self.budget is None else min(num_alike, self.budget.most_idle_steps(len(requests)))
 
     def pass_step(self) -> None:
         """Note that the proposer is not asked in this step, and that it observes nothing if there is no prefill."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import attrs
@@ -172,6 +173,7 @@ def test_an_engine_at_rest_decides_again_once_the_text_is_known(monkeypatch: pyt
     monkeypatch.setattr(Budget, "_has_shadows", lambda self, numbers: True)
     # There is one retry, and costs, which depend on the machine, wake nothing.
     monkeypatch.setattr(Retries, "is_due", property(lambda self: not any(had_shadows for _, had_shadows in asked)))
+    monkeypatch.setattr(Retries, "num_until_due", lambda self, step_s: sys.maxsize)
     monkeypatch.setattr(Idle, "_is_cheaper", lambda self: False)
     with LLM("tiny", speculative_config={"method": "ngram"}) as llm:
         for name in "abcde":

@@ -26,7 +26,6 @@ from random_models import prompt
 
 from specdec_core import LLM, SamplingParams
 from specdec_core.budget.clock import Clock
-from specdec_core.budget.retries import Retries
 from specdec_core.engine.engine import Engine
 
 BATCHES = (1, 8, 64)
@@ -34,6 +33,8 @@ NUM_GROUPS = 15
 NUM_TURNS, NUM_STEPS, NUM_WARM = 16, 32, 64
 PREFILL_TOKENS, NUM_PREFILLS = 512, 20
 DEAR_S = 1.0
+NO_RETRY_S = 1e9
+"""What earlier retries seem to have taken: so none is due."""
 PLAIN, OFF, PLAIN_TOO = range(3)
 ORDERS = random.Random(0)
 Group = tuple[Engine, Engine, Engine]
@@ -49,16 +50,11 @@ class Dear(Clock):
         return DEAR_S
 
 
-class NoRetries(Retries):
-    @property
-    def is_due(self) -> bool:
-        return False
-
-
 def turn_off(engine: Engine) -> None:
     for drafter in engine._speculation.drafters:
         assert drafter.budget is not None
-        drafter.budget._first, drafter.budget.retries = Dear(), NoRetries()
+        drafter.budget._first = Dear()
+        drafter.budget.retries._debt.add(NO_RETRY_S)
 
 
 def add(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[str]:

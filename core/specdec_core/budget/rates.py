@@ -54,7 +54,7 @@ class Rates:
         """Forget the request that had this row before. What all requests share stays. The row has no estimates until
         its next `update`."""
         self._groups[row], self._updated_at[row] = group, -1
-        self._own.forget(row * self._num_tables + self._tables)
+        self._own.forget(row * self._num_tables, self._num_tables)
 
     def group(self, row: int) -> int:
         return int(self._groups[row])

@@ -33,9 +33,9 @@ class Shift:
         self._log_decay = log(decay)
         self._shares, self._information = np.ones(num_groups), np.zeros(num_groups)
 
-    def forget(self, rows: np.ndarray) -> None:
-        """Start rows anew. The shares stay."""
-        self._counts[:, rows] = 0
+    def forget(self, first: int, number: int) -> None:
+        """Start so many rows in a row anew. The shares stay."""
+        self._counts[:, first : first + number] = 0
 
     def log_odds(self, groups: np.ndarray, seen: np.ndarray) -> np.ndarray:
         """float64 [n]   the shift of the next draft tokens of some rows. groups: int64 [n], theirs. seen: what `seen`

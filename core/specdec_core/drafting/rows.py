@@ -19,20 +19,21 @@ class RequestRows:
     """
 
     def __init__(self, num_rows: int) -> None:
-        self._all = frozenset(range(num_rows))
+        self._num_rows = num_rows
         self._rows: dict[str, int] = {}  # by request id
 
     def start(self, request: RequestView) -> int:
         """Return the request's row; a new request is assigned the lowest free row. Raises SpecdecError if all rows are
         taken."""
         if request.id not in self._rows:
-            free = self._all.difference(self._rows.values())
-            if not free:
+            taken = set(self._rows.values())
+            free = next((row for row in range(self._num_rows) if row not in taken), None)
+            if free is None:
                 raise SpecdecError(
-                    f"request {request.id!r} starts, and all {len(self._all)} rows are taken: finish another one "
+                    f"request {request.id!r} starts, and all {self._num_rows} rows are taken: finish another one "
                     f"first, or have as many rows as the build context's max_num_seqs"
                 )
-            self._rows[request.id] = min(free)
+            self._rows[request.id] = free
         return self._rows[request.id]
 
     def finish(self, request: RequestView) -> None:

@@ -71,7 +71,7 @@ def observation_of(
 def final_counts(verdict: Verdict) -> np.ndarray:
     """int64 [batch]   the number of each request's tokens that a forward pass without prefill made final: its root and
     accepted draft tokens; 0: its logits were not finite."""
-    return np.where(verdict.token_ids[:, 0].numpy() >= 0, 1 + verdict.num_accepted.numpy(), 0)
+    return np.where(verdict.token_ids.numpy()[:, 0] >= 0, 1 + verdict.num_accepted.numpy(), 0)
 
 
 def final_rows(

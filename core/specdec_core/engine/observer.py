@@ -94,7 +94,7 @@ class Observer:
         if len(on) < len(wanted):
             shown = set(on)
             off = [i for i in wanted if i not in shown]
-            is_sound, accepted = verdict.token_ids[:, 0].numpy() >= 0, verdict.num_accepted.numpy()
+            is_sound, accepted = verdict.token_ids.numpy()[:, 0] >= 0, verdict.num_accepted.numpy()
             counts = np.where(is_sound, np.asarray(schedule.num_known) + accepted, 0)[off].tolist()
             self._put_off(schedule, computed, draft, verdict, off, counts)
         return len(on)

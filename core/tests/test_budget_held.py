@@ -28,7 +28,7 @@ def steps_of_choices(
 
     budget._choose = choose  # type: ignore[method-assign]
     for step in range(num_steps):  # noqa: B007
-        budget._choice_s = choice_s
+        budget._choice_s.value = choice_s
         budget.share(requests, [5] * len(requests), Expected.of_plain(len(requests)))
     return steps
 

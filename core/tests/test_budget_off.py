@@ -382,6 +382,21 @@ def test_how_long_a_method_is_not_asked_beside_another_one() -> None:
     assert all(budget.stays_idle(requests, is_beside=True) for _ in range(2 * NUM_BESIDE))
 
 
+def test_a_method_is_not_asked_beside_another_one_because_some_requests_end() -> None:
+    budget, requests = budget_at(0.01, *"abcd"), [request_of(name) for name in "abcd"]
+    budget.retries._debt.add(9.0)  # none is due
+    budget.idle.decide(requests, [0] * 4)
+    budget.idle.begin(requests, is_beside=True)
+    found = []
+    for number in (4, 3, 3, 1):
+        for request in requests[number:]:
+            budget.idle.forget(request)
+        found.append(budget.stays_idle(requests[:number], is_beside=True))
+    assert found == [True] * 4
+    assert not budget.stays_idle([*requests[:1], request_of("new")], is_beside=True)
+    assert not all(budget.stays_idle(requests[:1], is_beside=True) for _ in range(NUM_BESIDE))
+
+
 def test_what_did_not_pay_beside_others_may_pay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     budget, requests, chosen = budget_at(0.01, "a"), [request_of("a")], []
     numbers = iter([0, 5, 0])

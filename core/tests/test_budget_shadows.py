@@ -225,7 +225,7 @@ def test_requests_that_draft_are_verified_meanwhile() -> None:
 
 def test_shadows_pay_for_drafting_and_for_the_choice_that_follows() -> None:
     budget, requests = budget_that_is_off(drafting_s=0.5, drafts="bf")
-    budget._choice_s = 0.125
+    budget._choice_s.value = 0.125
     budget._held = Held.of(
         [*NAMES], [5] * 8, [9 * (n in "bf") for n in NAMES], is_beside=False, is_informed=True, least=9, before=None
     )

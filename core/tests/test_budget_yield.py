@@ -14,6 +14,7 @@ from specdec_core.budget.budget import Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.budget.plain_steps import PlainSteps
+from specdec_core.budget.recent import Average
 from specdec_core.budget.survival import ANY, GUESS, REACHED, Past, Survival
 from specdec_core.contracts.draft import Draft
 
@@ -72,7 +73,7 @@ def test_a_proposer_whose_drafts_vary_in_length_is_judged_by_what_they_yield(how
     """Its levels are nearly always right, but it drafts few, and each draft costs as much as a plain step."""
     budget, request = budget_of("any"), request_of()
     setattr(budget, how, True)
-    budget._levels_per_draft = 0.0
+    budget._levels_per_draft.value = 0.0
     for step in range(20):
         budget._first.add(1, 1.2, step)
     yields = []
@@ -136,7 +137,7 @@ def test_what_was_cut_is_neither_gained_nor_paid_for() -> None:
         budget.share([request], [9], Expected.of_plain(1))
         budget.levels([9], CPU)
         budget.keep(attrs.evolve(Draft.from_chains([[5, 5]]), scores=torch.tensor([0.3, 0.3])))
-    assert budget._kept_gain == pytest.approx(0, abs=0.01)
+    assert budget._kept_gain.value == pytest.approx(0, abs=0.01)
     assert choose(np.array([0]), [9], Expected.of_plain(1)) == [0]
 
 
@@ -152,7 +153,16 @@ def test_levels_per_draft_include_drafts_of_one_level() -> None:
         assert not levels.goes_on(one, one, np.array([0.9]), np.array([False]), np.array([1])).any()
         budget.keep(Draft.from_chains([[5]]))
         budget.end_drafting(0.1, 0.0)
-    assert budget._levels_per_draft == pytest.approx(0, abs=0.01)
+    assert budget._levels_per_draft.value == pytest.approx(0, abs=0.01)
+
+
+def test_the_first_values_of_an_average_count_equally() -> None:
+    """Else drafts would seem to have fewer levels at first, and to take less time."""
+    average, found = Average(1.0, 0.25), []
+    for value in (6.0, 8.0, 7.0, 7.0, 3.0, 7.0):
+        average.add(value)
+        found.append(average.value)
+    assert found == pytest.approx([6, 7, 7, 7, 6, 6.25])
 
 
 def test_a_draft_of_one_token_does_not_hide_that_a_proposer_asks() -> None:
@@ -190,7 +200,7 @@ def test_in_a_large_batch_some_request_finds_a_draft() -> None:
 def test_choosing_is_a_part_of_what_drafts_cost() -> None:
     budget, rows = budget_of("a"), np.zeros(1, dtype=np.int64)
     assert budget._choose(rows, [9], Expected.of_plain(1)) != [0]
-    budget._choice_s = 99.0
+    budget._choice_s.value = 99.0
     assert budget._choose(rows, [9], Expected.of_plain(1)) == [0]
 
 

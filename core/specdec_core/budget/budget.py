@@ -21,6 +21,7 @@ from specdec_core.budget.held import CHOICE_SHARE, MOST_HELD, NUM_HELD, Held
 from specdec_core.budget.idle import Idle
 from specdec_core.budget.levels import Levels
 from specdec_core.budget.nodes import Nodes, without
+from specdec_core.budget.recent import Average
 from specdec_core.budget.retries import MOST_TOGETHER, NUM_TOKENS as RETRY_TOKENS, OUTLIER, Retries
 from specdec_core.budget.starts import Starts
 from specdec_core.budget.survival import Past, Survival
@@ -85,7 +86,8 @@ class Budget:
         self._asks_levels = self._judges_nodes = self._is_chosen_on_host = False
         # Averages of drafts: draft tokens of a level, levels after the first, draft tokens that are verified, and the
         # share of the expected gain that these have. Drafts that a limit keeps short do not count.
-        self._nodes_per_level = self._levels_per_draft = self._kept_per_draft = self._kept_gain = 1.0
+        self._nodes_per_level, self._levels_per_draft = Average(1.0, NEWEST_WEIGHT), Average(1.0, NEWEST_WEIGHT)
+        self._kept_per_draft, self._kept_gain = Average(1.0, NEWEST_WEIGHT), Average(1.0, NEWEST_WEIGHT)
         self.retries, self._observes, self._starts = Retries(), observes, Starts()
         self._num_kept = 0  # draft tokens of this step that are verified
         self.saved_share = 0.0
@@ -93,7 +95,8 @@ class Budget:
         self._num_steps = 0
         self._held: Held | None = None  # the last choice, while it may hold
         self._last_length = 0  # the number of steps for which the last choice was to hold
-        self._chose_s = self._choice_s = 0.0  # what choosing took in this step, and takes on average
+        self._chose_s = 0.0  # what choosing took in this step
+        self._choice_s = Average(0.0, NEWEST_WEIGHT)  # what it takes
         self._unlearned = Unlearned(self.survival)
         # Of this step: how many requests are scheduled, those that draft, and what they may ask.
         self._num_scheduled = 1
@@ -229,7 +232,7 @@ class Budget:
         if draft.num_nodes:
             num_found = sum(number > 0 for number in draft.num_nodes_per_request)
             per_level, kept_gain = draft.num_nodes / num_found / max(1, draft.max_depth), 1.0
-            self._nodes_per_level += NEWEST_WEIGHT * (per_level - self._nodes_per_level)
+            self._nodes_per_level.add(per_level)
             if draft.scores is not None and is_read and self._is_worth_cutting(draft):
                 started = perf_counter()
                 draft, kept_gain = without_dear_nodes(
@@ -243,10 +246,10 @@ class Budget:
                 )
                 self._cutting.add(size, perf_counter() - started, self._num_steps)
             if not self.retries.number:
-                self._kept_gain += NEWEST_WEIGHT * (kept_gain - self._kept_gain)
+                self._kept_gain.add(kept_gain)
                 pairs = zip(draft.num_nodes_per_request, self._limits, strict=True)
                 if usual := [number for number, limit in pairs if number and limit >= self._most]:
-                    self._kept_per_draft += NEWEST_WEIGHT * (fmean(usual) - self._kept_per_draft)
+                    self._kept_per_draft.add(fmean(usual))
         self._num_kept = draft.num_nodes
         num_tokens = [len(request.token_ids) for request in self._requests]
         if self._is_chosen_on_host or not self.retries.shadows:
@@ -280,10 +283,10 @@ class Budget:
             num_verified = round(self._num_kept * share)
             more_s = self._curve.more_s(self._num_scheduled, self._so_far.num_rows, num_verified)
             seconds = seconds * number / size + late_s + self._observe.seconds(number)
-            choice_s = self._choice_s if self.retries.shadows else 0.0  # which follows once the text is known
+            choice_s = self._choice_s.value if self.retries.shadows else 0.0  # which follows once the text is known
             self.retries.expect(seconds, more_s, choice_s)
         elif levels is not None and max(self._limits) >= self._most:
-            self._levels_per_draft += NEWEST_WEIGHT * (levels.num_forwarded - self._levels_per_draft)
+            self._levels_per_draft.add(levels.num_forwarded)
         self._levels = None  # which knows this budget
 
     def after(self, requests: Sequence[RequestView], draft: Draft) -> Expected:
@@ -369,34 +372,34 @@ class Budget:
             )
             self._last_length = self._held.length
             self._chose_s = perf_counter() - started
-            self._choice_s += NEWEST_WEIGHT * (self._chose_s - self._choice_s)
+            self._choice_s.add(self._chose_s)
         if self._lengths_vary:
             return [limit if number else 0 for number, limit in zip(numbers, limits, strict=True)]
         return [min(number, limit) for number, limit in zip(numbers, limits, strict=True)]
 
     def _num_held(self, so_far: Expected) -> int:
         """For how many steps a choice holds, at least."""
-        wanted = self._choice_s / CHOICE_SHARE / self._curve.at(self._num_scheduled, so_far.num_rows)
+        wanted = self._choice_s.value / CHOICE_SHARE / self._curve.at(self._num_scheduled, so_far.num_rows)
         return min(max(int(wanted), NUM_HELD), MOST_HELD)
 
     def _worth_of(self, rows: np.ndarray, so_far: Expected) -> np.ndarray:
         return WHOLE if so_far.covered is None else worth_beside(so_far.covered, self.survival, rows)
 
     def _choose(self, rows: np.ndarray, limits: list[int], so_far: Expected) -> list[int]:
-        num_requests, size = len(limits), max(1, round(self._nodes_per_level))
+        num_requests, size = len(limits), max(1, round(self._nodes_per_level.value))
         found = self.survival.of_any(rows)  # it pays for draft tokens only where there are any
         level_s = self._level.seconds(num_requests)
         first_s = self._first.seconds(num_requests) + self._observe.seconds(num_requests)
         first_s += self._starts.seconds(num_requests, self._num_steps)
-        first_s += self._choice_s / max(self._last_length, self._num_held(so_far))
+        first_s += self._choice_s.value / max(self._last_length, self._num_held(so_far))
         none_found = float(np.prod(1 - found))
         first_s += self._curve.empty_s * none_found
         if self._lengths_vary:  # whether to draft, and with as many levels as usual
             gains = self.survival.of_depths(rows, min(max(limits), MOST_CHOSEN)).cumprod(axis=1)
             gains = (gains * (np.arange(gains.shape[1]) < np.array(limits)[:, None])).sum(axis=1, keepdims=True)
-            gains *= self._kept_gain
-            sizes = max(self._kept_per_draft, LEAST_KEPT) * found
-            first_s, level_s = first_s + level_s * self._levels_per_draft, 0.0
+            gains *= self._kept_gain.value
+            sizes = max(self._kept_per_draft.value, LEAST_KEPT) * found
+            first_s, level_s = first_s + level_s * self._levels_per_draft.value, 0.0
         else:
             num_levels = min(ceil(max(limits) / size), MOST_CHOSEN)
             gains = self.survival.of_levels(rows, 0, num_levels).cumprod(axis=1)

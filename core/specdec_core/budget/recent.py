@@ -1,4 +1,4 @@
-"""The mean of recent measurements, without outliers."""
+"""Means of recent measurements."""
 
 from __future__ import annotations
 
@@ -50,6 +50,20 @@ class Recent:
     def _drop_old(self, step: int) -> None:
         while self._newest and self._newest[0][0] <= step - self._most_age:
             self._newest.popleft()
+
+
+class Average:
+    """A mean in which new values count more than old ones: by `weight`, or more while there are few.
+
+    value: the mean; until there is one, a guess.
+    """
+
+    def __init__(self, guess: float, weight: float) -> None:
+        self.value, self._weight, self._number = guess, weight, 0
+
+    def add(self, value: float) -> None:
+        self._number += 1
+        self.value += max(self._weight, 1 / self._number) * (value - self.value)
 
 
 def quick(values: Iterable[float]) -> float:

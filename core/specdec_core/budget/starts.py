@@ -8,7 +8,7 @@ from specdec_core.budget.recent import Recent
 
 FIRST_LENGTH = 16.0
 """Steps that drafting is assumed to go on for, at first."""
-NEWEST_WEIGHT = 0.25
+NEWEST_WEIGHT = 0.5
 """Of the newest run, in their average length."""
 
 

@@ -81,4 +81,5 @@ def run_interleaved(
                 engine, wanted = llms[name].engine, before[name] + len(some) * max_tokens * turn // NUM_TURNS
                 while engine.has_unfinished and found[name].num_tokens < wanted:
                     found[name].step(engine)
+    gc.unfreeze()
     return found

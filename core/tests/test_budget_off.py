@@ -397,6 +397,19 @@ def test_a_method_is_not_asked_beside_another_one_because_some_requests_end() ->
     assert not all(budget.stays_idle(requests[:1], is_beside=True) for _ in range(NUM_BESIDE))
 
 
+def test_it_holds_for_most_requests_when_a_few_end() -> None:
+    budget, requests = budget_at(0.01, *"abcdefgh"), [request_of(name) for name in "abcdefgh"]
+    budget.retries._debt.add(9.0)  # none is due
+    budget.idle.decide(requests, [0] * 8)
+    budget.idle.begin(requests)
+    found = []
+    for number in (8, 7, 6, 5):
+        for request in requests[number:]:
+            budget.idle.forget(request)
+        found.append(budget.stays_idle(requests[:number]))
+    assert found == [True, True, True, False], "in a much smaller batch, drafts may pay"
+
+
 def test_what_did_not_pay_beside_others_may_pay_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     budget, requests, chosen = budget_at(0.01, "a"), [request_of("a")], []
     numbers = iter([0, 5, 0])

@@ -180,6 +180,8 @@ class Budget:
         of_asked = so_far if len(asked) == len(requests) else so_far.only(np.flatnonzero(limits))
         numbers = self._numbers(asked, most, of_asked)
         has_shadows = self.retries.is_due and self._has_shadows(numbers)
+        if self.retries.is_due:
+            self.retries.may_gain = any(numbers) or self._may_gain(most, of_asked)
         numbers = self.retries.choose([request.id for request in asked], most, numbers, has_shadows=has_shadows)
         if self.retries.number and self._held is not None:
             self._held.end_soon()
@@ -410,7 +412,6 @@ class Budget:
         least = MIN_SAVING_TO_START if self.idle.is_all_off else MIN_SAVING_TO_GO_ON
         self.saved_share = saved if saved > least else 0.0
         if not self.saved_share:
-            self.retries.may_gain = self._may_gain(limits, so_far)
             return [0] * num_requests
         if self._lengths_vary:
             return [self._most if number else 0 for number in chosen.tolist()]

@@ -12,8 +12,10 @@ SAME = 0.1
 NUM_MORE = 4
 """Draft tokens whose cost is compared."""
 NUM_BESIDE = 32
-"""Steps for which it holds that nothing is drafted beside other proposers' drafts, which change. For so long it also
-holds for the requests that are left when others end, as often happens where drafts are accepted."""
+"""Steps for which it holds that nothing is drafted beside other proposers' drafts, which change."""
+LEAST_LEFT = 0.75
+"""The share of the requests for which it holds when the others have ended. Beside other proposers' drafts it holds for
+any: there, requests often end."""
 
 
 class Idle:
@@ -89,7 +91,8 @@ class Idle:
             self._decided_by = self._curve.num_corrections
         if requests == self._requests or (is_prefill and all(map(self.is_off, requests))):
             return True
-        if self._is_beside and all(request.id in self._off for request in requests):  # some have ended
+        is_alike = self._is_beside or LEAST_LEFT * self._size <= len(requests) <= self._size
+        if is_alike and all(request.id in self._off for request in requests):  # some have ended
             self._requests = list(requests)
             return True
         return not is_prefill and len(requests) == self._size and self._takes_over(requests)

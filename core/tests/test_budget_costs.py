@@ -30,6 +30,21 @@ def test_the_curve_follows_the_machine_and_not_one_slow_step() -> None:
     assert curve.seconds(1)[[1, 4, 16]] == pytest.approx([2.0, 2.2, 4.0]), "no other size was measured lately"
 
 
+def test_the_change_of_the_load_goes_by_most_of_the_steps() -> None:
+    """A few retries just before the machine becomes slower do not halve the change."""
+    curve = CostCurve({1: 1.0, 64: 2.0}, 64)
+
+    def run(load: float, retried: float) -> None:
+        for _ in range(NUM_NEEDED):
+            curve.add(1, 4, retried * curve._base[4])
+        for _ in range(NUM_BETWEEN - NUM_NEEDED):
+            curve.add(1, 1, load)
+
+    run(1.0, 1.0)
+    run(3.0, 1.0)
+    assert curve.load == pytest.approx(3.0, rel=0.2)
+
+
 def test_where_requests_are_dear_draft_tokens_are_not() -> None:
     """The curve is measured with few requests that have many draft tokens."""
     curve = CostCurve({1: 1.0, 8: 1.07, 64: 1.63, 128: 2.27}, 256)

@@ -259,16 +259,51 @@ def test_retries_become_rarer_where_none_gains() -> None:
 
 def test_retries_that_could_not_gain_become_rarer_still() -> None:
     tried, owed = Retries(), []
-    tried.may_gain = False
     for step in range(40):
         tried._debt.pay(1e9)
         tried.choose(["a"], [4], [0])
-        tried.may_gain = step == 39
+        tried.judge(may_gain=step == 39)
         tried.expect(1.0, 0.0)
         tried.end_steps([1.0], 0.5, {}, 1)
         owed.append(tried._debt._owed_s)
     assert owed[:2] == [retries.LEAST_RARE + 1, retries.LEAST_RARE + 1 / retries.NUM_PATIENT + 2]
-    assert owed[38:] == [retries.MOST_HOPELESS, retries.MOST_RARE]
+    assert owed[38:] == [retries.MOST_RARE + retries.MOST_HOPELESS, retries.MOST_RARE]
+
+
+def test_retries_may_cost_a_share_of_what_drafting_saves() -> None:
+    tried = Retries()
+    assert tried._debt.share == retries.TIME_SHARE
+    for _ in range(99):
+        tried.end_steps([2.0], 1.0, {"a": 3, "b": 5}, 2)  # 4 plain steps' tokens more, for another plain step's time
+    assert tried._debt.share == pytest.approx(retries.TIME_SHARE + retries.SAVED_SHARE * 3 / 2)
+    for _ in range(99):
+        tried.end_steps([1.0] * 96, 1.0, {}, 2)
+    assert tried._debt.share == pytest.approx(retries.TIME_SHARE, rel=1e-3)
+    for _ in range(99):
+        tried.end_steps([9.0], 1.0, {"a": 1}, 2)
+    assert tried._debt.share == retries.TIME_SHARE, "it loses"
+
+
+def test_a_request_that_starts_may_be_tried_again() -> None:
+    budget = budget_at(0.01, "a", "b")
+    budget.share([request_of("a")], [0], Expected.of_plain(1))
+    budget.start(request_of("b"), is_sampled=False)
+    budget.idle._off.add("b")
+    budget.idle.begin([request_of("b")])
+    assert not budget.stays_idle([request_of("b")])
+
+
+def test_the_next_retry_comes_sooner_once_drafts_may_gain() -> None:
+    tried = Retries()
+    for may_gain in (False, False, True):
+        tried.judge(may_gain=may_gain)
+        before = tried._debt._owed_s
+        if not may_gain:
+            tried._debt.pay(1e9)
+            tried.choose(["a"], [4], [0])
+            tried.expect(1.0, 0.0)
+            tried.end_steps([1.0], 0.5, {}, 1)
+    assert before == pytest.approx((retries.LEAST_RARE + 1 / retries.NUM_PATIENT + 2) / 3)
 
 
 @pytest.mark.parametrize(("draft", "may_gain"), [(0.1, True), (2.0, True), (9.0, False)])

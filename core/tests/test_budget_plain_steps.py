@@ -13,7 +13,7 @@ from specdec_core.budget import cost_curve
 from specdec_core.budget.cost_curve import LEAST_COLD, NUM_BETWEEN, NUM_PLAIN, CostCurve
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.report import StepReport
-from specdec_core.engine.rest import MOST_STEPS
+from specdec_core.engine.rest import MOST_STEPS, Rest
 from specdec_core.engine.speculation import Speculation
 
 
@@ -156,6 +156,7 @@ def test_all_plain_steps_count_that_are_decided_together() -> None:
     for _ in range(2 * NUM_BETWEEN):
         for i in range(MOST_STEPS):
             is_last, num_requests = i == MOST_STEPS - 1, 2 if i < 4 else 1
+            speculation._rest = Rest([], [], num_left=MOST_STEPS - 1 - i)
             seconds = 9.0 if num_requests == 2 else 1.0 + 0.28 * is_last
             speculation.end_step(StepReport(num_decode_requests=num_requests, target_s=seconds))
     assert curve.seconds(1)[1] == pytest.approx(1 + 0.28 / (MOST_STEPS - 4))

@@ -112,6 +112,7 @@ class Budget:
 
     def start(self, request: RequestView, *, is_sampled: bool, may_sample: bool = False) -> None:
         """is_sampled: whether the request has a temperature above 0. may_sample: as in `ProposerBatch`."""
+        self._can_retry = True
         if self._unlearned:  # a new request may get the row of one that has ended, or its id
             self._learn()
         if self._held is not None and request.id in self._held.numbers:
@@ -146,8 +147,7 @@ class Budget:
     def most_idle_steps(self, num_requests: int) -> int:
         """For how many steps of so many requests, from this one on, nothing has to be decided: until it is time to
         learn, or to try again."""
-        number = self._unlearned.num_awaited
-        awaited = sys.maxsize if number is None else number
+        awaited = sys.maxsize if self.num_awaited is None else self.num_awaited
         if not self._can_retry:
             return awaited
         return min(awaited, max(1, self.retries.num_until_due(self._curve.at(num_requests))))
@@ -179,9 +179,11 @@ class Budget:
         most = [limit for limit in limits if limit]
         of_asked = so_far if len(asked) == len(requests) else so_far.only(np.flatnonzero(limits))
         numbers = self._numbers(asked, most, of_asked)
-        has_shadows = self.retries.is_due and self._has_shadows(numbers)
-        if self.retries.is_due:
-            self.retries.may_gain = any(numbers) or self._may_gain(most, of_asked)
+        has_shadows = False
+        if self.retries.is_due and not all(numbers):
+            started, has_shadows = perf_counter(), self._has_shadows(numbers)
+            self.retries.judge(may_gain=any(numbers) or self._may_gain(most, of_asked))
+            self._chose_s += perf_counter() - started
         numbers = self.retries.choose([request.id for request in asked], most, numbers, has_shadows=has_shadows)
         if self.retries.number and self._held is not None:
             self._held.end_soon()
@@ -247,8 +249,8 @@ class Budget:
                     in_place=self._in_place,
                 )
                 self._cutting.add(size, perf_counter() - started, self._num_steps)
+            self._kept_gain.add(kept_gain)
             if not self.retries.number:
-                self._kept_gain.add(kept_gain)
                 pairs = zip(draft.num_nodes_per_request, self._limits, strict=True)
                 if usual := [number for number, limit in pairs if number and limit >= self._most]:
                     self._kept_per_draft.add(fmean(usual))
@@ -287,7 +289,7 @@ class Budget:
             seconds = seconds * number / size + late_s + self._observe.seconds(number)
             choice_s = self._choice_s.value if self.retries.shadows else 0.0  # which follows once the text is known
             self.retries.expect(seconds, more_s, choice_s)
-        elif levels is not None and max(self._limits) >= self._most:
+        elif levels is not None and max(self._limits) >= self._most and (level_s or not levels.num_forwarded):
             self._levels_per_draft.add(levels.num_forwarded)
         self._levels = None  # which knows this budget
 
@@ -344,7 +346,7 @@ class Budget:
             gained_s = num_accepted * self._curve.at(size) / size
             self.retries.show(gained_s, more_s)
             may_have_gained |= gained_s > more_s
-        if may_have_gained:  # else what does not pay for others still does not pay for new requests
+        if may_have_gained:  # else new requests that are expected not to draft still need not be judged
             self.idle.learned()
 
     def _numbers(self, requests: Sequence[RequestView], limits: list[int], so_far: Expected) -> list[int]:
@@ -372,9 +374,10 @@ class Budget:
                 least=self._num_held(so_far),
                 before=held,
             )
-            self._last_length = self._held.length
             self._chose_s = perf_counter() - started
-            self._choice_s.add(self._chose_s)
+            if self._last_length:  # the first choice is much slower
+                self._choice_s.add(self._chose_s)
+            self._last_length = self._held.length
         if self._lengths_vary:
             return [limit if number else 0 for number, limit in zip(numbers, limits, strict=True)]
         return [min(number, limit) for number, limit in zip(numbers, limits, strict=True)]
@@ -412,6 +415,8 @@ class Budget:
         least = MIN_SAVING_TO_START if self.idle.is_all_off else MIN_SAVING_TO_GO_ON
         self.saved_share = saved if saved > least else 0.0
         if not self.saved_share:
+            if not self.retries.may_gain:  # as was judged for other requests, or at other costs
+                self.retries.judge(may_gain=self._may_gain(limits, so_far))
             return [0] * num_requests
         if self._lengths_vary:
             return [self._most if number else 0 for number in chosen.tolist()]

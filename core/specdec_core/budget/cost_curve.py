@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
-from math import ceil, log
-from statistics import median
+from math import ceil, exp, log
+from statistics import fmean, median
 
 import numpy as np
 from attrs import define, field
@@ -50,7 +50,8 @@ class _Bin:
 
     num_drafted: draft tokens of the last one. newest: ratios of measured times to the curve, divided by the load.
     plain: the same of plain steps, not divided. empty: of steps for which a proposer was asked in vain, divided.
-    ratio: None until it was measured. load_at, measured_at: the load and the step when it was last measured.
+    num_new: its steps since the last correction. ratio: None until it was measured. load_at, measured_at: the load and
+    the step when it was last measured.
     corrected_at: the step when the ratio was last set to what was measured.
     """
 
@@ -59,6 +60,7 @@ class _Bin:
     empty: Recent = field(factory=lambda: Recent(MOST_AGE))
     newest: deque[float] = field(factory=lambda: deque(maxlen=NUM_NEEDED))
     plain: deque[float] = field(factory=lambda: deque(maxlen=NUM_PLAIN))
+    num_new: int = 0
     ratio: float | None = None
     load_at: float | None = None
     measured_at: int = 0
@@ -77,7 +79,7 @@ class CostCurve:
     - Between the bins of as many requests, the ratio is interpolated.
     - Beyond the largest of them, further tokens add what they add, at the least, with any other number of requests. The
       ratio of a plain step does not hold for them: it is high because of its requests.
-    - Plain steps that were never run have the ratio of those of fewer and of more requests.
+    - Plain steps that were never run have the ratio of those of fewer and of more requests, or the load, if none ran.
     - Where no step of a bin ran lately, its ratio changes with that of plain steps of as many requests, or with the
       load. So the estimates follow longer contexts, sampling parameters and the load of the machine.
     - An old bin with draft tokens counts only where it is below the newest bins: what once was too dear would never be
@@ -124,6 +126,7 @@ class CostCurve:
             each.newest.append(ratio / self.load)
             if not num_drafted:
                 each.plain.append(ratio)
+        each.num_new += number
         each.measured_at = self._num_steps + 1
         self._count_step()
 
@@ -200,9 +203,10 @@ class CostCurve:
                     rare.append((each, ratio))
         changes = {id(each): ratio / each.ratio for each, ratio in fresh if each.ratio is not None}
         # Where drafting starts or stops, all other sizes are measured than before.
-        stayed = [changes[id(each)] for each in self._last if id(each) in changes]
+        stayed = [each for each in self._last if id(each) in changes]
         if stayed:
-            change = median(stayed)
+            logs = [log(changes[id(each)]) for each in stayed]
+            change = exp(fmean(logs, [each.num_new for each in stayed]))
             self._noise += NEWEST_WEIGHT * (log(change) ** 2 - self._noise)
         else:
             change = median(changes.values() or [1.0]) ** (self._noise / (self._noise + OF_SIZES))
@@ -217,6 +221,8 @@ class CostCurve:
                     each.ratio, each.load_at, each.corrected_at = measured[id(each)], self.load, self._num_steps
                 elif each.ratio is not None:
                     each.ratio *= of_older if each.corrected_at <= since else change
+        for _, each in bins:
+            each.num_new = 0
         self._last = [each for each, _ in fresh] or self._last
         self.num_corrections += 1
         self._tables.clear()
@@ -232,7 +238,7 @@ class CostCurve:
         """What `seconds` returns."""
         known = self._ratios_of(self._bin(num_requests))
         if 0 not in known:
-            known = (self._ratio_of_plain(num_requests) or {0: self.load}) | known
+            known = {0: self._ratio_of_plain(num_requests)} | known
         newest = self._newest_of(self._bin(num_requests))
         some = {number: ratio for number, ratio in known.items() if not number or number in newest}
         seconds = self._through(num_requests, known)
@@ -284,15 +290,15 @@ class CostCurve:
         newest = {number: ratio for number, ratio in ratios.items() if drafted[number].measured_at > since}
         return newest if len(newest) >= NUM_NEWEST else ratios
 
-    def _ratio_of_plain(self, num_requests: int) -> dict[int, float]:
-        """The ratio to assume of plain steps, as {0: ratio}, from those of fewer and of more requests. Empty: none was
+    def _ratio_of_plain(self, num_requests: int) -> float:
+        """The ratio to assume of plain steps, from those of fewer and of more requests; the load, if none was
         measured."""
         of_each = {n: self._ratios_of(n).get(0) for n in sorted(self._bins)}
         plain = {n: ratio for n, ratio in of_each.items() if ratio is not None}
         if not plain:
-            return {}
+            return self.load
         known = np.log(self._sizes[[n - 1 for n in plain]])
-        return {0: float(np.interp(np.log(num_requests), known, list(plain.values())))}
+        return float(np.interp(np.log(num_requests), known, list(plain.values())))
 
 
 def sizes_up_to(most: int) -> Iterator[int]:

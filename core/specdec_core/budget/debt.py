@@ -6,10 +6,13 @@ from math import ceil
 
 
 class Debt:
-    """Time that was lost by doing something, and is paid back by a share of the steps' time before it is done again."""
+    """Time that was lost by doing something, and is paid back by a share of the steps' time before it is done again.
+
+    Attribute: share.
+    """
 
     def __init__(self, share: float) -> None:
-        self._share = share
+        self.share = share
         self._owed_s = 0.0
 
     @property
@@ -29,7 +32,11 @@ class Debt:
 
     def num_steps(self, step_s: float) -> int:
         """How many steps of so many seconds it takes until it is paid."""
-        return ceil(max(0.0, self._owed_s) / (self._share * step_s))
+        return ceil(max(0.0, self._owed_s) / (self.share * step_s))
+
+    def reduce(self, times: float) -> None:
+        """Divide what is owed."""
+        self._owed_s = min(self._owed_s, self._owed_s / times)
 
     def forgive(self) -> None:
         """Allow it to be done again now."""
@@ -37,4 +44,4 @@ class Debt:
 
     def pay(self, step_s: float) -> None:
         """Count the time of a step. Its share is not saved up: a long time without is not made up for."""
-        self._owed_s = max(min(self._owed_s, 0.0), self._owed_s - self._share * step_s)
+        self._owed_s = max(min(self._owed_s, 0.0), self._owed_s - self.share * step_s)

@@ -32,7 +32,7 @@ class Idle:
         self._is_all_off = False
         self._requests: Sequence[RequestView] | None = None  # of a step in which all were off
         self._is_beside, self._num_left = False, 0  # if that is so beside other drafts only: for how many more steps
-        self._size, self._decided_by = 0, curve.num_corrections  # their number, and the costs then
+        self._size, self._decided_by = 0, curve.num_corrections  # their number then, and the costs
         self._costs = 0.0, 0.0
         self._new_off: set[tuple[int, int]] = set()  # groups and batch sizes: new requests like these are off
 
@@ -71,7 +71,7 @@ class Idle:
         self._requests = None
 
     def learned(self) -> None:
-        """Note that the estimates have changed."""
+        """Note that requests like those that are off may pay now."""
         self._new_off.clear()
 
     def goes_on(self, requests: Sequence[RequestView], *, is_prefill: bool, is_beside: bool = False) -> bool:

@@ -9,12 +9,15 @@ from specdec_core.budget.debt import Debt
 TIME_SHARE = 0.008
 """Of the time that retries may cost, after a few that gained nothing. On a CPU it comes to 0.01: after them, its caches
 hold other data than the target's weights, so that the next steps take longer, together by a quarter of that."""
+SAVED_SHARE, SAVED_DECAY = 0.05, 1 - 1 / 512
+"""Of the time that drafting saves, the share that retries may cost besides; and how what it saved shrinks with each
+step. Where it pays now and then, to be off for long costs more than retries do."""
 LEAST_RARE, NUM_PATIENT, MOST_RARE = 0.25, 8, 1.0
 """A retry counts as LEAST_RARE times its cost after one that gained. Each NUM_PATIENT retries in a row that gain
 nothing add 1 to this factor, up to MOST_RARE: so retries take between 4 times TIME_SHARE of the time and once."""
-MOST_HOPELESS = 8.0
-"""Each retry in a row that could not have gained if all its draft tokens had been accepted adds 1 to this factor, up to
-so much: such retries only show whether drafting has become cheaper."""
+MOST_HOPELESS = 7
+"""Each retry in a row while drafting would not pay, if all draft tokens were accepted, adds 1 to this factor, up to so
+often: such retries only show whether drafting has become cheaper."""
 NUM_TOKENS, MOST_TOGETHER = 4, 4
 """Draft tokens of a request that is tried again, and how many are in a step, but for shadows. More would take so long
 that the next retry had to wait for seconds; and hidden states that were not observed yet are read first."""
@@ -26,6 +29,7 @@ PROMISING, MOST_FOLLOWING = 1.5, 3
 to so many: it takes several until the estimates have followed a change of the text."""
 GAIN_SHARE, MOST_SAVED = 0.5, 8.0
 """Of the time that a retry gains, the share that later ones may lose, and how many times a retry's cost is saved up."""
+TINY_S = 1e-9
 OUTLIER = 4.0
 """A retry that took longer than this many times what was expected was interrupted, and counts as that."""
 
@@ -47,6 +51,7 @@ class Retries:
         self.ids: list[str] = []
         self.shadows: list[str] = []
         self._is_whole = False  # no other request drafts in this step
+        self._saved_s = self._total_s = 0.0  # what drafting saved of how much time, lately
         self._next = 0  # the first of the next ones, among those that are off
         self._expected_s = self._drafting_s = self._after_s = 0.0  # of this step's
         self.may_gain = True
@@ -109,6 +114,13 @@ class Retries:
             chosen[i] = limits[i]
         return chosen
 
+    def judge(self, *, may_gain: bool) -> None:
+        """Set `may_gain`. If it has become True, what was lost while it was not counts as little as ever."""
+        self.may_gain = may_gain
+        if may_gain:
+            self._debt.reduce(1 + self._num_hopeless)
+            self._num_hopeless = 0
+
     def expect(self, drafting_s: float, more_s: float, after_s: float = 0.0) -> None:
         """drafting_s: what the step's retries took. more_s: by how much their draft tokens should slow down the forward
         pass. after_s: what they cost in later steps."""
@@ -136,7 +148,13 @@ class Retries:
         seconds: of each. plain_s: of a plain step. accepted: of the last step, {request id: accepted draft tokens};
         empty if it is not known whose they were. num_requests, is_prefill: of the last step.
         """
-        self._debt.pay(sum(seconds))
+        total_s, kept = sum(seconds), SAVED_DECAY ** len(seconds)
+        saved_s = sum(accepted.values()) * plain_s / num_requests
+        if saved_s and not is_prefill:
+            saved_s -= seconds[-1] - plain_s
+        self._saved_s, self._total_s = kept * self._saved_s + saved_s, kept * self._total_s + total_s
+        self._debt.share = TIME_SHARE + SAVED_SHARE * max(0.0, self._saved_s) / max(self._total_s, TINY_S)
+        self._debt.pay(total_s)
         if self._expected_s:
             lost_s = self._expected_s
             if self._is_whole and not is_prefill:
@@ -146,8 +164,9 @@ class Retries:
             gained_s = sum(accepted.get(request_id, 0) for request_id in self.ids) * plain_s / num_requests
             rare = min(LEAST_RARE + self._num_vain / NUM_PATIENT, MOST_RARE)
             rare = 1.0 if self._debt.has_savings else rare  # else retries would go on though they lose on average
-            self._num_hopeless = 0 if self.may_gain else self._num_hopeless + 1
-            rare = min(rare + self._num_hopeless, MOST_HOPELESS)
+            if not self.may_gain and gained_s <= lost_s:
+                self._num_hopeless = min(self._num_hopeless + 1, MOST_HOPELESS)
+            rare += self._num_hopeless
             if gained_s > lost_s:
                 self._debt.save(GAIN_SHARE * (gained_s - lost_s), MOST_SAVED * lost_s)
             else:

@@ -34,7 +34,7 @@ class Shift:
         self._shares, self._information = np.ones(num_groups), np.zeros(num_groups)
 
     def forget(self, first: int, number: int) -> None:
-        """Start so many rows in a row anew. The shares stay."""
+        """Start anew a number of rows, from the first one on. The shares stay."""
         self._counts[:, first : first + number] = 0
 
     def log_odds(self, groups: np.ndarray, seen: np.ndarray) -> np.ndarray:

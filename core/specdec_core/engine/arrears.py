@@ -104,8 +104,8 @@ class Arrears:
 
     Storing is cheap, since a request that does not draft should cost little more than in plain decoding: as long as the
     requests stay the same, a forward pass is only added to a list. Padding is dropped now and then. Where more than
-    half of all stored rows are of requests that are gone, the others get copies of their own with the next forward
-    pass: not at once, since requests of a batch may all end in the same step.
+    half of all stored rows are of requests that are gone, the others get copies of their own when the next rows are
+    stored: not at once, since requests of a batch may all end in the same step.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -118,7 +118,6 @@ class Drafter:
         started = perf_counter()
         pairs = zip(schedule.requests, schedule.budgets, strict=True)
         wanted = [self._limit(request, budget) if budget else 0 for request, budget in pairs]
-        may_idle = False  # if no request drafts
         if self.budget is not None:
             may_idle = not schedule.num_prefill_tokens and all(
                 number or not self.observer.may_ever_draft(request)
@@ -126,7 +125,7 @@ class Drafter:
             )
             wanted = self.budget.share(schedule.requests, wanted, so_far)
             self.is_idle = may_idle and not any(wanted)
-            if self.is_idle:
+            if self.is_idle or (may_idle and self.budget.retries.is_unseen):
                 self.budget.idle.begin(schedule.requests, is_beside=so_far.covered is not None)
         drafting = [request for request, budget in zip(schedule.requests, wanted, strict=True) if budget]
         self._asked = drafting
@@ -157,8 +156,6 @@ class Drafter:
             return spread(draft, wanted)
         is_host_made = proposed.is_on_host(proposed.token_ids)
         draft = spread(self.budget.keep(draft, is_host_made=is_host_made), wanted)
-        if may_idle and self.budget.retries.is_unseen:
-            self.budget.idle.begin(schedule.requests, is_beside=so_far.covered is not None)
         self.budget.end_drafting(perf_counter() - started - late_s, late_s)
         return draft
 

@@ -10,8 +10,8 @@ from specdec_core.engine.arrears import Features
 from specdec_core.engine.request import Request
 
 LEAST_STEPS, MOST_STEPS, SECONDS = 32, 96, 0.04
-"""A change of the costs is noticed only after a rest: after about so many seconds, beside which learning from its steps
-takes little time, and after so many steps at least and at most."""
+"""A rest that nothing ends earlier lasts about so many seconds, beside which learning from its steps takes little time,
+and so many steps at least and at most. A change of the costs is noticed only after it."""
 
 
 @define(eq=False)

@@ -25,7 +25,7 @@ from specdec_core.engine.loss_watch import LossWatch
 from specdec_core.engine.metrics import Counter, Gauge
 from specdec_core.engine.own_counts import OwnCounts, accepted_by
 from specdec_core.engine.request import Request
-from specdec_core.engine.rest import MOST_STEPS, Rest
+from specdec_core.engine.rest import LEAST_STEPS, Rest
 from specdec_core.engine.runner import Computed
 from specdec_core.engine.scheduler import Schedule
 from specdec_core.errors import PluginError
@@ -74,7 +74,11 @@ class Speculation:
         for drafter in self.drafters:
             drafter.pass_step()
         self._is_idle = True
-        most_steps = 0 if is_prefill else min((each.most_idle_steps(requests) for each in self.drafters), default=0)
+        most_steps = (
+            0
+            if is_prefill or not requests
+            else min((each.most_idle_steps(requests) for each in self.drafters), default=0)
+        )
         if most_steps > 0 and self._curve is not None:
             self._rest = Rest.of(requests, most_steps, self._curve.at(len(requests)))
         return True
@@ -216,8 +220,8 @@ class Speculation:
         num_tokens = 0 if report.num_prefill_tokens else report.num_nodes + num_requests
         self._num_alike = self._num_alike + 1 if num_tokens == self._num_tokens else 1
         self._num_tokens = num_tokens
-        is_last = self._rest is not None and not self._rest.num_left
-        if self._is_idle and not is_last and len(self._unsaved) < MOST_STEPS:
+        goes_on = self._rest is not None and self._rest.num_left > 0
+        if self._is_idle and (goes_on or (report.num_prefill_tokens and len(self._unsaved) < LEAST_STEPS)):
             self._ended_s = 0.0
             return  # budgets learn of these steps together
         if not report.num_prefill_tokens:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import gc
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from time import perf_counter
 from typing import TypeVar
 
@@ -50,6 +51,17 @@ class Timed:
             self.in_passes += report.num_output_tokens
 
 
+@contextmanager
+def without_collections() -> Iterator[None]:
+    """A garbage collection of all objects would take one engine a quarter of a second."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+@without_collections()
 def run_interleaved(
     llms: Mapping[Name, LLM],
     prompts: Sequence[Sequence[int]],
@@ -63,7 +75,6 @@ def run_interleaved(
     In each turn every engine runs, in an order that is drawn, until it has emitted another NUM_TURNS-th of its tokens.
     What the proposers have learned of earlier outputs is forgotten first.
     """
-    gc.freeze()  # a collection of all objects would take one engine a quarter of a second
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, ignore_eos=True)  # equally many tokens
     found = {name: Timed() for name in llms}
     for llm in llms.values():
@@ -81,5 +92,4 @@ def run_interleaved(
                 engine, wanted = llms[name].engine, before[name] + len(some) * max_tokens * turn // NUM_TURNS
                 while engine.has_unfinished and found[name].num_tokens < wanted:
                     found[name].step(engine)
-    gc.unfreeze()
     return found

@@ -27,10 +27,11 @@ from random_models import prompt
 from specdec_core import LLM, SamplingParams
 from specdec_core.budget.clock import Clock
 from specdec_core.engine.engine import Engine
+from specdec_core.engine.rest import MOST_STEPS
 
 BATCHES = (1, 8, 64)
 NUM_GROUPS = 15
-NUM_TURNS, NUM_STEPS, NUM_WARM = 16, 32, 64
+NUM_TURNS, NUM_STEPS, NUM_WARM = 6, MOST_STEPS, 64
 PREFILL_TOKENS, NUM_PREFILLS = 512, 20
 DEAR_S = 1.0
 NO_RETRY_S = 1e9
@@ -63,7 +64,7 @@ def add(engine: Engine, prompts: Sequence[Sequence[int]], max_tokens: int) -> li
 
 
 def steps_s(engine: Engine, number: int) -> float:
-    """The mean time of a step: what is put off to each 32nd step counts, too."""
+    """The mean time of a step: what is put off until a rest ends counts, too."""
     started = perf_counter()
     for _ in range(number):
         assert not engine.step().num_draft_tokens

@@ -148,6 +148,18 @@ def test_a_choice_does_not_hold_once_the_text_is_known() -> None:
     assert budget.num_awaited is None
 
 
+@pytest.mark.parametrize("num_found", [0, 3])
+def test_new_requests_stay_off_while_nothing_is_found(num_found: int) -> None:
+    budget, requests = budget_that_is_off(observes=True)
+    budget.idle.decide(requests, [0] * 8)
+    limits = budget.share(requests, [5] * 8, Expected.of_plain(8))
+    budget.levels([limit for limit in limits if limit], CPU)
+    budget.keep(Draft.from_chains([[7] * num_found] * MOST_TOGETHER))
+    emit(requests, 7, 7)
+    budget._learn()
+    assert bool(budget.idle._new_off) == (not num_found)
+
+
 @pytest.mark.parametrize(("following", "gains"), [((7,) * 6, True), ((7, *[3] * 5), False)])
 def test_new_requests_stay_off_until_a_retry_would_have_gained(following: tuple[int, ...], gains: bool) -> None:
     budget, requests = budget_that_is_off()

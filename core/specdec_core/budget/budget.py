@@ -339,7 +339,7 @@ class Budget:
         return self._known[1]
 
     def _learn(self) -> None:
-        may_have_gained = any(not past.has_shadows for past in self._unlearned.past)
+        may_have_gained = any(past.draft.num_nodes and not past.has_shadows for past in self._unlearned.past)
         for draft, num_accepted in self._unlearned.learn(lengths_vary=self._lengths_vary):
             size = draft.batch_size
             more_s = self._first.seconds(size) + self._curve.more_s(size, size, draft.num_nodes)

@@ -125,7 +125,7 @@ class Drafter:
             )
             wanted = self.budget.share(schedule.requests, wanted, so_far)
             self.is_idle = may_idle and not any(wanted)
-            if self.is_idle or (may_idle and self.budget.retries.is_unseen):
+            if self.is_idle or (may_idle and self.budget.retries.is_alone):
                 self.budget.idle.begin(schedule.requests, is_beside=so_far.covered is not None)
         drafting = [request for request, budget in zip(schedule.requests, wanted, strict=True) if budget]
         self._asked = drafting

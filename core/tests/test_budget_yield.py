@@ -156,6 +156,14 @@ def test_levels_per_draft_include_drafts_of_one_level() -> None:
     assert budget._levels_per_draft.value == pytest.approx(0, abs=0.01)
 
 
+def test_no_levels_are_chosen_that_a_proposer_without_scores_does_not_draft() -> None:
+    budget, request = budget_of("a"), request_of("a")
+    budget.survival = learned(Draft.from_chains([[7, 7]]), 2, limit=9)
+    numbers = budget._choose(np.array([0]), [9], Expected.of_plain(1))
+    assert not budget._lengths_vary
+    assert numbers == [2]
+
+
 def test_the_first_values_of_an_average_count_equally() -> None:
     """Else drafts would seem to have fewer levels at first, and to take less time."""
     average, found = Average(1.0, 0.25), []

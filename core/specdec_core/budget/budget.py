@@ -340,7 +340,7 @@ class Budget:
 
     def _learn(self) -> None:
         may_have_gained = any(past.draft.num_nodes and not past.has_shadows for past in self._unlearned.past)
-        for draft, num_accepted in self._unlearned.learn(lengths_vary=self._lengths_vary):
+        for draft, num_accepted in self._unlearned.learn():
             size = draft.batch_size
             more_s = self._first.seconds(size) + self._curve.more_s(size, size, draft.num_nodes)
             gained_s = num_accepted * self._curve.at(size) / size
@@ -407,7 +407,7 @@ class Budget:
             first_s, level_s = first_s + level_s * self._levels_per_draft.value, 0.0
         else:
             num_levels = min(ceil(max(limits) / size), MOST_CHOSEN)
-            gains = self.survival.of_levels(rows, 0, num_levels).cumprod(axis=1)
+            gains = self.survival.of_depths(rows, num_levels).cumprod(axis=1)
             gains *= size * np.arange(num_levels) < np.array(limits)[:, None]
             sizes, first_s = size * found, first_s - level_s
         gains *= (self._worth_of(rows, so_far) * found)[:, None]

@@ -105,10 +105,9 @@ class Survival:
         found: np.ndarray = self._rates.estimates[rows, EDGES.searchsorted(scores) + NUM_SCORES * is_first]
         return found
 
-    def learn(self, past: Sequence[Past], *, lengths_vary: bool = True) -> None:
+    def learn(self, past: Sequence[Past]) -> None:
         """Compare drafts with the tokens that their requests have emitted since, in later steps, too. Nothing is
-        learned of draft tokens that are deeper than this text, or whose request has no row any more. lengths_vary:
-        whether drafts may end early, so that `of_depths` is needed."""
+        learned of draft tokens that are deeper than this text, or whose request has no row any more."""
         past = sorted(past, key=lambda each: not each.draft.num_nodes)  # of empty ones, at the end, only that counts
         rows = np.concatenate([each.rows for each in past])
         is_here = np.array([self._rows.get(request) is not None for each in past for request in each.requests])
@@ -120,7 +119,7 @@ class Survival:
         if width:
             num_drafted = sum(len(each.requests) for each in past)
             rows, is_here, found = rows[:num_drafted], is_here[:num_drafted], found[:num_drafted]
-            new += self._accepted(past, nodes, rows, is_here & found if lengths_vary else None)
+            new += self._accepted(past, nodes, rows, is_here & found)
         self._rates.add(*map(np.concatenate, zip(*new, strict=True)))
 
     def num_accepted(self, past: Past) -> int:
@@ -132,12 +131,11 @@ class Survival:
         return int(deepest.sum())
 
     def _accepted(
-        self, past: Sequence[Past], nodes: Nodes, rows: np.ndarray, may_miss: np.ndarray | None
+        self, past: Sequence[Past], nodes: Nodes, rows: np.ndarray, may_miss: np.ndarray
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
         """What to count of draft tokens and of levels: as the arguments of `Rates.add`.
 
-        rows: of the requests of `nodes`. may_miss: bool [requests], for which levels that were not drafted count, too;
-            None: they do not.
+        rows: of the requests of `nodes`. may_miss: bool [requests], for which levels that were not drafted count, too.
         """
         width, is_alive = int(nodes.depths.max()), nodes.depths > 0
         texts = self._texts(past, width + 1)
@@ -162,8 +160,6 @@ class Survival:
         if nodes.scores is None:
             self._show(rows[requests], LEVELS + depths, accepted)
         yield rows[requests], LEVELS + depths, accepted
-        if may_miss is None:
-            return
         # Where all levels were accepted, the next one is one that was not drafted, unless it would be beyond the limit.
         deepest, num_accepted = np.zeros((2, len(rows)), dtype=np.int64)
         np.maximum.at(deepest, nodes.requests[is_alive], nodes.depths[is_alive])

@@ -35,16 +35,15 @@ class Unlearned:
             self.past = []
         return is_last
 
-    def learn(self, *, lengths_vary: bool) -> list[tuple[Draft, int]]:
+    def learn(self) -> list[tuple[Draft, int]]:
         """Learn from the drafts of all requests since the last time, and free the rows of those that have ended. Return
-        the drafts with shadows, and how many of their draft tokens would have been accepted. lengths_vary: as in
-        `Survival.learn`."""
+        the drafts with shadows, and how many of their draft tokens would have been accepted."""
         waiting = [each for each in self.past if each.has_shadows and self._num_awaited(each)]
         past = [each for each in self.past if each not in waiting]
         self.past = waiting  # first: an interrupt must not make the drafts count twice
         shown = [(each.draft, self._survival.num_accepted(each)) for each in past if each.has_shadows]
         if past:
-            self._survival.learn(past, lengths_vary=lengths_vary)
+            self._survival.learn(past)
         for request in self.ended.values():
             self._survival.finish(request)
         self.ended.clear()

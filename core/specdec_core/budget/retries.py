@@ -9,7 +9,7 @@ from specdec_core.budget.debt import Debt
 TIME_SHARE = 0.008
 """Of the time that retries may cost, after a few that gained nothing. On a CPU it comes to 0.01: after them, its caches
 hold other data than the target's weights, so that the next steps take longer, together by a quarter of that."""
-SAVED_SHARE, SAVED_DECAY = 0.05, 1 - 1 / 256
+SAVED_SHARE, SAVED_DECAY = 0.05, 1 - 1 / 128
 """Of the time that drafting saves, the share that retries may cost besides; and how what it saved shrinks with each
 step. Where it pays now and then, to be off for long costs more than retries do."""
 LEAST_RARE, NUM_PATIENT, MOST_RARE = 0.25, 8, 1.0

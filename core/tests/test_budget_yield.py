@@ -157,7 +157,7 @@ def test_levels_per_draft_include_drafts_of_one_level() -> None:
 
 
 def test_no_levels_are_chosen_that_a_proposer_without_scores_does_not_draft() -> None:
-    budget, request = budget_of("a"), request_of("a")
+    budget = budget_of("a")
     budget.survival = learned(Draft.from_chains([[7, 7]]), 2, limit=9)
     numbers = budget._choose(np.array([0]), [9], Expected.of_plain(1))
     assert not budget._lengths_vary

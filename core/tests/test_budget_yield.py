@@ -89,7 +89,7 @@ def test_a_proposer_whose_drafts_vary_in_length_is_judged_by_what_they_yield(how
     assert yields == [[0], [9]]
 
 
-@pytest.mark.parametrize(("saved", "goes_on", "starts"), [(0.04, False, False), (0.08, True, False), (0.2, True, True)])
+@pytest.mark.parametrize(("saved", "goes_on", "starts"), [(0.08, False, False), (0.12, True, False), (0.2, True, True)])
 def test_to_start_takes_more_than_to_go_on(
     saved: float, goes_on: bool, starts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

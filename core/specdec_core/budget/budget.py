@@ -29,10 +29,10 @@ from specdec_core.budget.unlearned import Unlearned
 from specdec_core.contracts.draft import Draft
 from specdec_core.contracts.proposer import RequestView
 
-MIN_SAVING_TO_START, MIN_SAVING_TO_GO_ON = 0.1, 0.06
-"""The share of the time that drafting has to save. Estimates err by a few percent, and those that err upward are the
-ones that are acted on. To start takes more: after a draft, plain steps are slower (COLD_S), and so are first
-drafts."""
+MIN_SAVING_TO_START, MIN_SAVING_TO_GO_ON = 0.14, 0.1
+"""The share of the time that drafting has to save. Estimates err, and those that err upward are the ones that are acted
+on: in close cases, drafts save about a tenth less than is expected. To start takes more: after a draft, plain steps are
+slower (COLD_S), and so are first drafts."""
 MOST_CHOSEN = 64
 """Levels that are considered before drafting; a request for which all of them pay may have any number."""
 LEAST_RATIO = 4
@@ -371,7 +371,7 @@ class Budget:
                 numbers,
                 is_beside=is_beside,
                 is_informed=is_informed,
-                least=self._num_held(so_far),
+                least=self._num_held(so_far.num_rows + sum(numbers)),
                 before=held,
             )
             self._chose_s = perf_counter() - started
@@ -382,9 +382,9 @@ class Budget:
             return [limit if number else 0 for number, limit in zip(numbers, limits, strict=True)]
         return [min(number, limit) for number, limit in zip(numbers, limits, strict=True)]
 
-    def _num_held(self, so_far: Expected) -> int:
-        """For how many steps a choice holds, at least."""
-        wanted = self._choice_s.value / CHOICE_SHARE / self._curve.at(self._num_scheduled, so_far.num_rows)
+    def _num_held(self, num_tokens: int) -> int:
+        """For how many steps of so many tokens a choice holds, at least."""
+        wanted = self._choice_s.value / CHOICE_SHARE / self._curve.at(self._num_scheduled, num_tokens)
         return min(max(int(wanted), NUM_HELD), MOST_HELD)
 
     def _worth_of(self, rows: np.ndarray, so_far: Expected) -> np.ndarray:
@@ -396,7 +396,7 @@ class Budget:
         level_s = self._level.seconds(num_requests)
         first_s = self._first.seconds(num_requests) + self._observe.seconds(num_requests)
         first_s += self._starts.seconds(num_requests, self._num_steps)
-        first_s += self._choice_s.value / max(self._last_length, self._num_held(so_far))
+        first_s += self._choice_s.value / max(self._last_length, self._num_held(so_far.num_rows))
         none_found = float(np.prod(1 - found))
         first_s += self._curve.empty_s * none_found
         if self._lengths_vary:  # whether to draft, and with as many levels as usual

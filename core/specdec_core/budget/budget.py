@@ -96,7 +96,7 @@ class Budget:
         self._held: Held | None = None  # the last choice, while it may hold
         self._last_length = 0  # the number of steps for which the last choice was to hold
         self._chose_s = 0.0  # what choosing took in this step
-        self._choice_s = Average(0.0, NEWEST_WEIGHT)  # what it takes
+        self._choice_s = Average(0.0, NEWEST_WEIGHT)  # what choosing takes on average
         self._unlearned = Unlearned(self.survival)
         # Of this step: how many requests are scheduled, those that draft, and what they may ask.
         self._num_scheduled = 1

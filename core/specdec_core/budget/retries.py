@@ -29,7 +29,6 @@ PROMISING, MOST_FOLLOWING = 1.5, 3
 to so many: it takes several until the estimates have followed a change of the text."""
 GAIN_SHARE, MOST_SAVED = 0.5, 8.0
 """Of the time that a retry gains, the share that later ones may lose, and how many times a retry's cost is saved up."""
-TINY_S = 1e-9
 OUTLIER = 4.0
 """A retry that took longer than this many times what was expected was interrupted, and counts as that."""
 
@@ -148,7 +147,8 @@ class Retries:
         if saved_s and not is_prefill:
             saved_s -= seconds[-1] - plain_s
         self._saved_s, self._total_s = kept * self._saved_s + saved_s, kept * self._total_s + total_s
-        self._debt.share = TIME_SHARE + SAVED_SHARE * max(0.0, self._saved_s) / max(self._total_s, TINY_S)
+        if self._total_s:
+            self._debt.share = TIME_SHARE + SAVED_SHARE * max(0.0, self._saved_s) / self._total_s
         self._debt.pay(total_s)
         if self._expected_s:
             lost_s = self._expected_s

@@ -74,13 +74,10 @@ class Speculation:
         for drafter in self.drafters:
             drafter.pass_step()
         self._is_idle = True
-        most_steps = (
-            0
-            if is_prefill or not requests
-            else min((each.most_idle_steps(requests) for each in self.drafters), default=0)
-        )
-        if most_steps > 0 and self._curve is not None:
-            self._rest = Rest.of(requests, most_steps, self._curve.at(len(requests)))
+        if self._curve is not None and self.drafters and requests and not is_prefill:
+            most_steps = min(each.most_idle_steps(requests) for each in self.drafters)
+            if most_steps > 0:
+                self._rest = Rest.of(requests, most_steps, self._curve.at(len(requests)))
         return True
 
     def _end_rest(self) -> None:

@@ -13,7 +13,7 @@ from simulated_budget import CPU, request_of
 
 from specdec_core import LLM, SamplingParams
 from specdec_core.budget import retries
-from specdec_core.budget.budget import Budget
+from specdec_core.budget.budget import NUM_VAIN, Budget
 from specdec_core.budget.choice import Expected
 from specdec_core.budget.cost_curve import CostCurve
 from specdec_core.budget.held import Held
@@ -98,7 +98,8 @@ def rest_of(budget: Budget, requests: list[Any]) -> None:
     budget.idle.begin(requests)
 
 
-def test_it_is_decided_again_once_the_text_is_known() -> None:
+@pytest.mark.parametrize(("token_id", "gains"), [(7, True), (3, False)])
+def test_it_is_decided_again_where_the_text_shows_a_gain(token_id: int, gains: bool) -> None:
     budget, requests = budget_that_is_off()
     try_again(budget, requests, verifies=False)
     rest_of(budget, requests)
@@ -106,11 +107,41 @@ def test_it_is_decided_again_once_the_text_is_known() -> None:
         assert budget.num_awaited == number
         assert budget.stays_idle(requests)
         budget.pass_step()
-        emit(requests, 3)
-    assert not budget.stays_idle(requests)
+        emit(requests, token_id)
+    budget.retries._debt.add(1e3)  # what is shown is followed by no retry
+    for _ in range(2):  # the engine asks more than once in a step
+        assert budget.stays_idle(requests) != gains
+    assert budget.num_awaited is None
+    assert not budget.survival._rates._tried.any()
+    budget.retries._debt.add(1e3)
     rest_of(budget, requests)
-    assert budget.survival._rates._tried[0, LEVELS] == pytest.approx(len(NAMES))
+    assert bool(budget.survival._rates._tried[0, LEVELS]) == gains
     assert budget.stays_idle(requests), "there is no more to learn"
+
+
+def test_it_is_decided_again_after_some_vain_retries() -> None:
+    budget, requests = budget_that_is_off()
+    choose, chosen, num_chosen = budget._choose, list[None](), list[int]()
+    budget._choose = lambda *args: chosen.append(None) or choose(*args)  # type: ignore[method-assign,func-returns-value]
+    for _ in range(2 * NUM_VAIN):
+        budget.retries._debt.add(1e-9)
+        try_again(budget, requests, verifies=None)
+        budget.idle.begin(requests)
+        emit(requests, *[3] * 6)
+        budget.retries._debt.add(1e3)
+        assert budget.stays_idle(requests)
+        budget.pass_step()
+        num_chosen.append(len(chosen))
+    assert num_chosen == [1] * NUM_VAIN + [2] * NUM_VAIN
+    assert budget.survival._rates._tried[0, LEVELS] > 0
+
+
+def test_the_retry_after_one_that_would_have_gained_is_verified() -> None:
+    budget, requests = budget_that_is_off()
+    try_again(budget, requests, verifies=False)
+    emit(requests, *[7] * 6)
+    assert not budget.stays_idle(requests)
+    assert try_again(budget, requests, verifies=None).num_nodes == 4 * MOST_TOGETHER
 
 
 def test_a_retry_that_would_have_gained_is_followed_by_others() -> None:
@@ -127,8 +158,7 @@ def test_a_retry_that_would_have_gained_is_followed_by_others() -> None:
                 budget.levels(limits, CPU)
                 budget.keep(Draft.from_chains([[7] * 5] * len(NAMES)))
                 budget.end_drafting(0.01, 0.0)
-                assert not budget.retries.is_due or not budget.retries.ids
-                budget.retries._num_shadowed = 0  # else some would be verified
+                budget.end_steps([1.0], len(NAMES), {})
                 budget.retries._debt.add(1e3)
             else:
                 budget.idle.begin(requests)
@@ -183,6 +213,7 @@ def test_an_engine_at_rest_decides_again_once_the_text_is_known(monkeypatch: pyt
     monkeypatch.setattr(Budget, "share", noted)
     monkeypatch.setattr(Budget, "_choose", lambda self, rows, limits, so_far: [0] * len(rows))
     monkeypatch.setattr(Budget, "_has_shadows", lambda self, numbers: True)
+    monkeypatch.setattr(Budget, "_settle", lambda self: bool(self._unlearned.settle()))  # as if it gained
     # There is one retry, and costs, which depend on the machine, wake nothing.
     monkeypatch.setattr(Retries, "is_due", property(lambda self: not any(had_shadows for _, had_shadows in asked)))
     monkeypatch.setattr(Retries, "num_until_due", lambda self, step_s: sys.maxsize)
@@ -235,16 +266,23 @@ def test_requests_that_draft_are_verified_meanwhile() -> None:
     assert kept.num_nodes_per_request == [4, 5, 4, 4, 4, 5, 0, 0]
 
 
-def test_shadows_pay_for_drafting_and_for_the_choice_that_follows() -> None:
+def test_shadows_pay_for_drafting() -> None:
     budget, requests = budget_that_is_off(drafting_s=0.5, drafts="bf")
-    budget._choice_s.value = 0.125
     budget._held = Held.of(
         [*NAMES], [5] * 8, [9 * (n in "bf") for n in NAMES], is_beside=False, is_informed=True, least=9, before=None
     )
     num_verified = try_again(budget, requests).num_nodes
     verified_s = budget._curve.more_s(8, 8, round(num_verified * 4 / 6))  # 4 are tried, and 2 draft anyway
-    cost_s = 0.5 * 6 / 8 + verified_s + 0.125
+    cost_s = 0.5 * 6 / 8 + verified_s
     assert budget.retries._debt._owed_s == pytest.approx(cost_s * LEAST_RARE)
+
+
+def test_retries_that_would_have_gained_pay_for_the_choice_that_follows() -> None:
+    tried = Retries()
+    for gained_s, owed_s, num_vain in ((0.9, 0.0, 3), (1.1, 0.25, 0)):
+        tried.num_vain = 3
+        tried.show(gained_s, 1.0, 0.25)
+        assert (tried._debt._owed_s, tried.num_vain) == (owed_s, num_vain)
 
 
 @pytest.mark.parametrize(
@@ -261,6 +299,15 @@ def test_where_drafting_costs_more_a_few_are_verified(change: dict[str, Any]) ->
     assert not budget.retries.shadows
 
 
+def test_one_request_is_tried_in_shadow_though_a_few_would_take_no_longer() -> None:
+    budget, requests = budget_that_is_off()
+    for step in range(9):
+        budget._first.add(1, 0.5, step)
+    budget._curve.more_s = lambda *_: 0.1  # type: ignore[method-assign]
+    try_again(budget, requests[:1], verifies=False)
+    assert budget.retries.shadows
+
+
 @pytest.mark.parametrize("how", ["_asks_levels", "_is_chosen_on_host"])
 def test_drafts_that_need_verification_are_verified(how: str) -> None:
     budget, requests = budget_that_is_off()
@@ -269,9 +316,12 @@ def test_drafts_that_need_verification_are_verified(how: str) -> None:
     assert not budget.retries.shadows
 
 
-def test_few_requests_are_all_verified() -> None:
+@pytest.mark.parametrize("verifies", [True, False])
+def test_few_requests_are_all_verified_or_all_in_shadow(verifies: bool) -> None:
     budget, requests = budget_that_is_off()
-    assert try_again(budget, requests[:MOST_TOGETHER]).num_nodes == 4 * MOST_TOGETHER
+    kept = try_again(budget, requests[:MOST_TOGETHER], verifies=verifies)
+    assert kept.num_nodes_per_request == [4 * verifies] * MOST_TOGETHER
+    assert len(budget.retries.shadows) == MOST_TOGETHER * (not verifies)
 
 
 def test_a_sampled_draft_shows_that_the_next_ones_are_verified() -> None:

@@ -35,6 +35,9 @@ on: in close cases, drafts save about a tenth less than is expected. To start ta
 slower (COLD_S), and so are first drafts."""
 MOST_CHOSEN = 64
 """Levels that are considered before drafting; a request for which all of them pay may have any number."""
+NUM_VAIN = 4
+"""Retries in a row that gained nothing, after which it is decided anew whether to draft. To decide takes longer than to
+draft, and after fewer of them it would seldom be decided otherwise."""
 LEAST_RATIO = 4
 """Draft tokens are judged one by one only if verifying them takes at least this many times as long as judging."""
 NUM_BETWEEN_CUTS = 64
@@ -136,12 +139,14 @@ class Budget:
     def stays_idle(self, requests: Sequence[RequestView], *, is_prefill: bool = False, is_beside: bool = False) -> bool:
         """Whether it is already decided that none of these requests drafts in this step. is_prefill, is_beside: whether
         a prompt is read, and whether other proposers have drafts."""
-        is_due = self.num_awaited == 0 or (self._can_retry and self.retries.is_due)
+        if self.num_awaited == 0 and self._settle():
+            self.idle.end()
+        is_due = self._can_retry and self.retries.is_due
         return not is_due and self.idle.goes_on(requests, is_prefill=is_prefill, is_beside=is_beside)
 
     @property
     def num_awaited(self) -> int | None:
-        """That of `Unlearned`: when it is 0, it is time to decide again."""
+        """That of `Unlearned`: when it is 0, it shows whether what was drafted in shadow would have gained."""
         return self._unlearned.num_awaited
 
     def most_idle_steps(self, num_requests: int) -> int:
@@ -166,27 +171,31 @@ class Budget:
         limits: the most draft tokens that each request may have.
         so_far: what the step is expected to yield without drafts of this proposer.
         """
+        is_vain = self.retries.num_vain % NUM_VAIN > 0 and self.num_awaited != 0
+        is_vain = is_vain and self.idle.goes_on(requests, is_prefill=False, is_beside=so_far.covered is not None)
         self.idle.end()
         self.retries.begin()
         self._so_far, self._drafted_s, self._chose_s, self._num_scheduled = so_far, 0.0, 0.0, len(requests)
-        asked = [request for request, limit in zip(requests, limits, strict=True) if limit]
+        if all(limits):
+            asked, most, of_asked = requests, limits, so_far
+        else:
+            asked = [request for request, limit in zip(requests, limits, strict=True) if limit]
+            most, of_asked = [limit for limit in limits if limit], so_far.only(np.flatnonzero(limits))
         self._can_retry = bool(asked)
         self._requests = ()
         if not asked:
             if self._unlearned.ended:
                 self._learn()
             return list(limits)
-        most = [limit for limit in limits if limit]
-        of_asked = so_far if len(asked) == len(requests) else so_far.only(np.flatnonzero(limits))
-        numbers = self._numbers(asked, most, of_asked)
-        has_shadows = False
+        numbers = [0] * len(asked) if is_vain else self._numbers(asked, most, of_asked)
         if self.retries.is_due and not all(numbers):
             started, has_shadows = perf_counter(), self._has_shadows(numbers)
-            self.retries.judge(may_gain=any(numbers) or self._may_gain(most, of_asked))
+            if not is_vain:
+                self.retries.judge(may_gain=any(numbers) or self._may_gain(most, of_asked))
+            numbers = self.retries.choose([request.id for request in asked], most, numbers, has_shadows=has_shadows)
             self._chose_s += perf_counter() - started
-        numbers = self.retries.choose([request.id for request in asked], most, numbers, has_shadows=has_shadows)
-        if self.retries.number and self._held is not None:
-            self._held.end_soon()
+            if self._held is not None:
+                self._held.end_soon()
         if not any(numbers) or self.retries.is_alone:
             self._starts.end()
         if not any(numbers):
@@ -258,7 +267,7 @@ class Budget:
         num_tokens = [len(request.token_ids) for request in self._requests]
         if self._is_chosen_on_host or not self.retries.shadows:
             past = Past(self._requests, self._rows, num_tokens, self._limits, whole, bool(self.retries.shadows))
-            self._unlearned.past.append(past)
+            self._unlearned.add(past)
         return draft
 
     def end_drafting(self, seconds: float, late_s: float) -> None:
@@ -287,8 +296,7 @@ class Budget:
             num_verified = round(self._num_kept * share)
             more_s = self._curve.more_s(self._num_scheduled, self._so_far.num_rows, num_verified)
             seconds = seconds * number / size + late_s + self._observe.seconds(number)
-            choice_s = self._choice_s.value if self.retries.shadows else 0.0  # which follows once the text is known
-            self.retries.expect(seconds, more_s, choice_s)
+            self.retries.expect(seconds, more_s)
         elif levels is not None and max(self._limits) >= self._most and (level_s or not levels.num_forwarded):
             self._levels_per_draft.add(levels.num_forwarded)
         self._levels = None  # which knows this budget
@@ -338,18 +346,26 @@ class Budget:
             self._known = requests, self.survival.rows(requests)
         return self._known[1]
 
-    def _learn(self) -> None:
-        may_have_gained = any(past.draft.num_nodes and not past.has_shadows for past in self._unlearned.past)
-        for draft, num_accepted in self._unlearned.learn():
+    def _settle(self) -> bool:
+        """Look at what was drafted in shadow, as far as the text shows by now which of it is right. Return whether any
+        would have gained."""
+        has_gained = False
+        for draft, num_accepted in self._unlearned.settle():
             size = draft.batch_size
             more_s = self._first.seconds(size) + self._curve.more_s(size, size, draft.num_nodes)
             gained_s = num_accepted * self._curve.at(size) / size
-            self.retries.show(gained_s, more_s)
-            may_have_gained |= gained_s > more_s
-        if may_have_gained:  # else new requests that are expected not to draft still need not be judged
+            self.retries.show(gained_s, more_s, self._choice_s.value)
+            has_gained |= gained_s > more_s
+        return has_gained
+
+    def _learn(self) -> None:
+        has_gained = self._settle()
+        may_have_gained = any(past.draft.num_nodes and not past.has_shadows for past in self._unlearned.past)
+        self._unlearned.learn()
+        if has_gained or may_have_gained:  # else new requests that are expected not to draft still need not be judged
             self.idle.learned()
 
-    def _numbers(self, requests: Sequence[RequestView], limits: list[int], so_far: Expected) -> list[int]:
+    def _numbers(self, requests: Sequence[RequestView], limits: Sequence[int], so_far: Expected) -> list[int]:
         """The most draft tokens of each request, by expected gain; 0: none. so_far: of these requests."""
         held, is_beside = self._held, so_far.covered is not None
         is_informed, ids = self._first.knows(len(requests)), [request.id for request in requests]
@@ -390,7 +406,7 @@ class Budget:
     def _worth_of(self, rows: np.ndarray, so_far: Expected) -> np.ndarray:
         return WHOLE if so_far.covered is None else worth_beside(so_far.covered, self.survival, rows)
 
-    def _choose(self, rows: np.ndarray, limits: list[int], so_far: Expected) -> list[int]:
+    def _choose(self, rows: np.ndarray, limits: Sequence[int], so_far: Expected) -> list[int]:
         num_requests, size = len(limits), max(1, round(self._nodes_per_level.value))
         found = self.survival.of_any(rows)  # it pays for draft tokens only where there are any
         level_s = self._level.seconds(num_requests)
@@ -422,7 +438,7 @@ class Budget:
             return [self._most if number else 0 for number in chosen.tolist()]
         return [self._most if number == MOST_CHOSEN else number * size for number in chosen.tolist()]
 
-    def _may_gain(self, limits: list[int], so_far: Expected) -> bool:
+    def _may_gain(self, limits: Sequence[int], so_far: Expected) -> bool:
         """Whether drafting would pay if all draft tokens were accepted, and each level had only one of them."""
         num_requests, num_levels = len(limits), min(max(limits), MOST_CHOSEN)
         level_s = self._level.seconds(num_requests)
@@ -437,14 +453,17 @@ class Budget:
         be accepted though the request would have emitted another token without it. numbers: of draft tokens of each
         request; 0: it is off."""
         num_off = sum(not number for number in numbers)
-        if self._asks_levels or self._observes or not self._is_chosen_on_host or num_off <= MOST_TOGETHER:
+        if self._asks_levels or self._observes or not self._is_chosen_on_host:
             return False
-        few_s = self._first.seconds(MOST_TOGETHER)
-        few_s += self._curve.more_s(self._num_scheduled, self._so_far.num_rows, MOST_TOGETHER * RETRY_TOKENS)
-        return self._first.seconds(num_off) / num_off < few_s / MOST_TOGETHER
+        num_few = min(num_off, MOST_TOGETHER)
+        few_s = self._first.seconds(num_few)
+        few_s += self._curve.more_s(self._num_scheduled, self._so_far.num_rows, num_few * RETRY_TOKENS)
+        return self._first.seconds(num_off) / num_off < few_s / num_few
 
     def _without_shadows(self, draft: Draft) -> Draft:
         """The draft without what was drafted in shadow."""
+        if len(self.retries.shadows) == len(self._requests):
+            return Draft.from_chains([[]] * draft.batch_size, draft.token_ids.device)
         is_shadow = np.array([request.id in self.retries.shadows for request in self._requests])
         nodes = Nodes.of(draft)
         return without(draft, nodes, ~is_shadow[nodes.requests])

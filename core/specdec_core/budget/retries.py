@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from specdec_core.budget.debt import Debt
 
-TIME_SHARE = 0.008
-"""Of the time that retries may cost, after a few that gained nothing. On a CPU it comes to 0.01: after them, its caches
-hold other data than the target's weights, so that the next steps take longer, together by a quarter of that."""
+TIME_SHARE = 0.005
+"""Of the time that retries may cost, after a few that gained nothing. On a CPU it comes to a quarter more: after them,
+its caches hold other data than the target's weights, so that the next steps take longer."""
 SAVED_SHARE, SAVED_DECAY = 0.05, 1 - 1 / 128
 """Of the time that drafting saves, the share that retries may cost besides; and how what it saved shrinks with each
 step. Where it pays now and then, to be off for long costs more than retries do."""
@@ -26,7 +26,7 @@ NUM_SHADOWED = 3
 that costs: what seems too dear is measured in no other way."""
 PROMISING, MOST_FOLLOWING = 1.5, 3
 """Retries in shadow that would have gained PROMISING times what they would have cost are followed by others at once, up
-to so many: it takes several until the estimates have followed a change of the text."""
+to so many, some of which are verified: it takes several until the estimates have followed a change of the text."""
 GAIN_SHARE, MOST_SAVED = 0.5, 8.0
 """Of the time that a retry gains, the share that later ones may lose, and how many times a retry's cost is saved up."""
 OUTLIER = 4.0
@@ -42,7 +42,8 @@ class Retries:
     draft tokens are not verified, but compared with the tokens that they emit anyway. Now and then a few are verified.
 
     Attributes: ids, of the requests that are tried again in this step. shadows, ids of those that draft in shadow.
-    may_gain, whether drafting would pay if all draft tokens were accepted.
+    may_gain, whether drafting would pay if all draft tokens were accepted. num_vain, retries in a row that have gained
+    nothing, as far as is known.
     """
 
     def __init__(self) -> None:
@@ -52,9 +53,9 @@ class Retries:
         self._is_whole = False  # no other request drafts in this step
         self._saved_s = self._total_s = 0.0  # what drafting saved of how much time, lately
         self._next = 0  # the first of the next ones, among those that are off
-        self._expected_s = self._drafting_s = self._after_s = 0.0  # of this step's
+        self._expected_s = self._drafting_s = 0.0  # of this step's
         self.may_gain = True
-        self._num_vain = 0  # retries in a row that gained nothing
+        self.num_vain = 0
         self._num_hopeless = 0  # retries in a row that could not have gained
         self._num_shadowed = 0  # retries in a row in which nothing was verified
         self._num_following = 0  # retries in a row that followed one at once
@@ -115,17 +116,21 @@ class Retries:
             self._debt.reduce(1 + self._num_hopeless)
             self._num_hopeless = 0
 
-    def expect(self, drafting_s: float, more_s: float, after_s: float = 0.0) -> None:
+    def expect(self, drafting_s: float, more_s: float) -> None:
         """drafting_s: what the step's retries took. more_s: by how much their draft tokens should slow down the forward
-        pass. after_s: what they cost in later steps."""
-        self._expected_s, self._drafting_s, self._after_s = drafting_s + more_s, drafting_s, after_s
+        pass."""
+        self._expected_s, self._drafting_s = drafting_s + more_s, drafting_s
 
-    def show(self, gained_s: float, more_s: float) -> None:
+    def show(self, gained_s: float, more_s: float, choice_s: float) -> None:
         """Note what retries in shadow would have gained, had they been verified, and by how much that would have slowed
-        down their step."""
+        down their step. choice_s: what it takes to decide anew, if they would have gained."""
+        if gained_s > more_s:
+            self.num_vain = 0
+            self._debt.add(choice_s)
         is_promising = gained_s > PROMISING * more_s and self._num_following < MOST_FOLLOWING
         self._num_following = self._num_following + 1 if is_promising else 0
         if is_promising:
+            self._num_shadowed = NUM_SHADOWED
             self._debt.forgive()
 
     def end_steps(
@@ -155,9 +160,8 @@ class Retries:
             if self._is_whole and not is_prefill:
                 # Not at least what was expected: costs that are estimated too high would never be measured again.
                 lost_s = min(max(self._drafting_s, seconds[-1] - plain_s), OUTLIER * lost_s)
-            lost_s += self._after_s
             gained_s = sum(accepted.get(request_id, 0) for request_id in self.ids) * plain_s / num_requests
-            rare = min(LEAST_RARE + self._num_vain / NUM_PATIENT, MOST_RARE)
+            rare = min(LEAST_RARE + self.num_vain / NUM_PATIENT, MOST_RARE)
             rare = 1.0 if self._debt.has_savings else rare  # else retries would go on though they lose on average
             if not self.may_gain and gained_s <= lost_s:
                 self._num_hopeless = min(self._num_hopeless + 1, MOST_HOPELESS)
@@ -166,5 +170,5 @@ class Retries:
                 self._debt.save(GAIN_SHARE * (gained_s - lost_s), MOST_SAVED * lost_s)
             else:
                 self._debt.add((lost_s - gained_s) * rare)
-            self._num_vain = 0 if gained_s > lost_s else self._num_vain + 1
+            self.num_vain = 0 if gained_s > lost_s else self.num_vain + 1
             self._expected_s = 0.0

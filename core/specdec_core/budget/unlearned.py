@@ -13,16 +13,21 @@ MOST_AWAITED = 8
 class Unlearned:
     """Keeps drafts until `Survival` learns from all of them at once, and the requests that have ended since then.
 
-    Attributes: past, the drafts. ended, {id: request} of those that have ended.
+    Attributes: past, the drafts that can be learned from. waiting, those with shadows, as long as the text that shows
+    which of their draft tokens are right is too short. ended, {id: request} of those that have ended.
     """
 
     def __init__(self, survival: Survival) -> None:
         self._survival = survival
         self.past: list[Past] = []
+        self.waiting: list[Past] = []
         self.ended: dict[str, RequestView] = {}
 
     def __bool__(self) -> bool:
-        return bool(self.past or self.ended)
+        return bool(self.past or self.waiting or self.ended)
+
+    def add(self, past: Past) -> None:
+        (self.waiting if past.has_shadows else self.past).append(past)
 
     def finish(self, request: RequestView, *, learns: bool) -> bool:
         """Note that a request has ended. Return whether no other goes on. learns: as in `Budget.finish`."""
@@ -32,28 +37,32 @@ class Unlearned:
             self._survival.finish(request)
         is_last = len(self.ended) >= self._survival.num_requests
         if is_last and not learns:
-            self.past = []
+            self.past, self.waiting = [], []
         return is_last
 
-    def learn(self) -> list[tuple[Draft, int]]:
-        """Learn from the drafts of all requests since the last time, and free the rows of those that have ended. Return
-        the drafts with shadows, and how many of their draft tokens would have been accepted."""
-        waiting = [each for each in self.past if each.has_shadows and self._num_awaited(each)]
-        past = [each for each in self.past if each not in waiting]
-        self.past = waiting  # first: an interrupt must not make the drafts count twice
-        shown = [(each.draft, self._survival.num_accepted(each)) for each in past if each.has_shadows]
+    def settle(self) -> list[tuple[Draft, int]]:
+        """Wait no longer for those whose text is long enough now. Return them, and how many of their draft tokens would
+        have been accepted."""
+        known = [each for each in self.waiting if not self._num_awaited(each)]
+        self.waiting = [each for each in self.waiting if each not in known]
+        self.past += known
+        return [(each.draft, self._survival.num_accepted(each)) for each in known]
+
+    def learn(self) -> None:
+        """Learn from `past`, and free the rows of the requests that have ended. Call `settle` first: no text follows of
+        these."""
+        past, self.past = self.past, []  # first: an interrupt must not make the drafts count twice
         if past:
             self._survival.learn(past)
         for request in self.ended.values():
             self._survival.finish(request)
         self.ended.clear()
-        return shown
 
     @property
     def num_awaited(self) -> int | None:
         """How many tokens each request has still to emit until the text shows which draft tokens in shadow are right.
         0: it is long enough. None: nothing was drafted in shadow."""
-        return min((self._num_awaited(each) for each in self.past if each.has_shadows), default=None)
+        return min(map(self._num_awaited, self.waiting), default=None)
 
     def _num_awaited(self, past: Past) -> int:
         """0 if one of its requests has ended: no more text follows."""

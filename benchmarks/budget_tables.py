@@ -166,6 +166,19 @@ def off_cost(record: dict[str, Any]) -> str:
     return "\n".join([ran_on(record), "", *table_of(heads, rows)])
 
 
+def retry_share(record: dict[str, Any]) -> str:
+    rows: dict[tuple[str, float], dict[int, str]] = {}
+    for row in record["rows"]:
+        rows.setdefault((row["method"], row["temperature"]), {})[row["batch_size"]] = f"{100 * row['share']:.1f} %"
+    batches = sorted({row["batch_size"] for row in record["rows"]})
+    lines = [
+        [f"`{method}`", f"{temperature:g}", *(shares.get(batch, "") for batch in batches)]
+        for (method, temperature), shares in sorted(rows.items())
+    ]
+    heads = ["method", "temperature", *(f"batch {batch}" for batch in batches)]
+    return "\n".join([ran_on(record), "", *table_of(heads, lines)])
+
+
 def tuned(record: dict[str, Any]) -> str:
     rows = []
     for row in record["rows"]:

@@ -381,6 +381,7 @@ TABLES: list[tuple[str, str, Callable[[dict[str, Any]], str]]] = [
     ("docs/benchmarks.md", "combined", budget_tables.combined),
     ("docs/benchmarks.md", "calibration", budget_tables.calibration),
     ("docs/benchmarks.md", "off_cost", budget_tables.off_cost),
+    ("docs/benchmarks.md", "retry_share", budget_tables.retry_share),
     ("docs/benchmarks.md", "tuned", budget_tables.tuned),
     ("docs/benchmarks.md", "example_plugins", example_plugins),
     ("docs/benchmarks.md", "contexts", contexts),

@@ -15,6 +15,7 @@ import budget_tables
 import default_settings
 import readme
 import tuned
+from retry_share import NUM_AFTER, Step, share_of_retries
 
 from specdec_tools.tune import Setting
 
@@ -347,6 +348,40 @@ def test_the_cost_of_drafting_that_is_off_is_shown() -> None:
         "| decode, batch 64 | 12.35 | 1.004 | 0.990 |",
         "| prefill, batch 1 | 3.00 | 1.000 | 1.001 |",
     ]
+
+
+def test_the_share_of_retries_is_shown() -> None:
+    rows = [
+        {"method": "suffix", "temperature": 1.0, "batch_size": 8, "share": 0.0123},
+        {"method": "mtp", "temperature": 0.0, "batch_size": 16, "share": -0.0004},
+        {"method": "suffix", "temperature": 1.0, "batch_size": 1, "share": 0.004},
+    ]
+    assert budget_tables.retry_share({**MACHINE, "rows": rows}).splitlines() == [
+        ABOUT,
+        "",
+        "| method | temperature | batch 1 | batch 8 | batch 16 |",
+        "|---|---|---|---|---|",
+        "| `mtp` | 0 |  |  | -0.0 % |",
+        "| `suffix` | 1 | 0.4 % | 1.2 % |  |",
+    ]
+
+
+def test_retries_cost_what_they_and_the_next_steps_take_more_than_others() -> None:
+    def steps(*seconds: float, number: int = 1, more: int = 0, **kinds: bool) -> list[Step]:
+        kinds = {"is_retry": False, "drafts": False, **kinds}
+        return [Step(each, number, number + more, **kinds) for each in seconds]
+
+    usual, retry = steps(1.0, 3.0, 1.0, 3.0), steps(5.0, is_retry=True)  # 2 on average
+    assert share_of_retries(usual) == 0.0
+    after = steps(*[2.5] * NUM_AFTER)
+    assert share_of_retries(usual + retry + after) == pytest.approx((3 + 0.5 * NUM_AFTER) / (13 + 2.5 * NUM_AFTER))
+    twice = retry + steps(2.5) + retry + after
+    assert share_of_retries(usual + twice) == pytest.approx((6.5 + 0.5 * NUM_AFTER) / (20.5 + 2.5 * NUM_AFTER))
+    others = steps(9.0, number=8) + steps(9.0, drafts=True)
+    assert share_of_retries(others + usual + retry) == pytest.approx(3 / 31)
+    assert share_of_retries(others + usual + steps(5.0, more=1, is_retry=True)) == pytest.approx(1 / 31), "it gained"
+    no_others = steps(9.0, number=4, is_retry=True)
+    assert share_of_retries(usual + no_others) == 0.0, "there is nothing to compare it with"
 
 
 def test_what_tune_chooses_is_shown() -> None:

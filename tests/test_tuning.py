@@ -58,7 +58,7 @@ def test_best_numbers_are_computed() -> None:
 
 @pytest.mark.parametrize(
     ("method", "batch_size", "temperature"),
-    [("eagle3", 1, 0.0), ("eagle3", 1, 1.0), ("eagle3", 64, 0.0), ("ngram", 64, 0.0)],
+    [("ngram", 1, 0.0), ("ngram", 1, 1.0), ("eagle3", 64, 0.0), ("ngram", 64, 0.0)],
 )
 def test_figures_are_measured(method: str, batch_size: int, temperature: float) -> None:
     record = json.loads((ROOT / "benchmarks/results/default_settings.json").read_text(encoding="utf-8"))

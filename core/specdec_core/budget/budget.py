@@ -36,8 +36,7 @@ slower (COLD_S), and so are first drafts."""
 MOST_CHOSEN = 64
 """Levels that are considered before drafting; a request for which all of them pay may have any number."""
 NUM_VAIN = 4
-"""Retries in a row that gained nothing, after which it is decided anew whether to draft. To decide takes longer than to
-draft, and after fewer of them it would seldom be decided otherwise."""
+"""Retries in a row without a gain, after which the budget chooses anew. Learning and choosing take longer than that."""
 LEAST_RATIO = 4
 """Draft tokens are judged one by one only if verifying them takes at least this many times as long as judging."""
 NUM_BETWEEN_CUTS = 64
@@ -137,8 +136,9 @@ class Budget:
         return self.idle.is_off(request)
 
     def stays_idle(self, requests: Sequence[RequestView], *, is_prefill: bool = False, is_beside: bool = False) -> bool:
-        """Whether it is already decided that none of these requests drafts in this step. is_prefill, is_beside: whether
-        a prompt is read, and whether other proposers have drafts."""
+        """Whether it is already decided that none of these requests drafts in this step. It is not if drafts in shadow
+        turn out to have gained. is_prefill, is_beside: whether a prompt is read, and whether other proposers have
+        drafts."""
         if self.num_awaited == 0 and self._settle():
             self.idle.end()
         is_due = self._can_retry and self.retries.is_due
@@ -171,6 +171,7 @@ class Budget:
         limits: the most draft tokens that each request may have.
         so_far: what the step is expected to yield without drafts of this proposer.
         """
+        # After a retry without a gain, all requests stay off.
         is_vain = self.retries.num_vain % NUM_VAIN > 0 and self.num_awaited != 0
         is_vain = is_vain and self.idle.goes_on(requests, is_prefill=False, is_beside=so_far.covered is not None)
         self.idle.end()
@@ -347,8 +348,8 @@ class Budget:
         return self._known[1]
 
     def _settle(self) -> bool:
-        """Look at what was drafted in shadow, as far as the text shows by now which of it is right. Return whether any
-        would have gained."""
+        """Compare drafts in shadow with the text that followed, where it is long enough. Return whether verifying one
+        of them would have gained."""
         has_gained = False
         for draft, num_accepted in self._unlearned.settle():
             size = draft.batch_size

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from specdec_core.budget.debt import Debt
 
 TIME_SHARE = 0.005
-"""Of the time that retries may cost, after a few that gained nothing. On a CPU it comes to a quarter more: after them,
-its caches hold other data than the target's weights, so that the next steps take longer."""
+"""Of the time that retries may cost, after a few that gained nothing. On a CPU they cost a quarter more: the next steps
+are slower, since the caches hold other data than the target's weights."""
 SAVED_SHARE, SAVED_DECAY = 0.05, 1 - 1 / 128
 """Of the time that drafting saves, the share that retries may cost besides; and how what it saved shrinks with each
 step. Where it pays now and then, to be off for long costs more than retries do."""
@@ -123,7 +123,7 @@ class Retries:
 
     def show(self, gained_s: float, more_s: float, choice_s: float) -> None:
         """Note what retries in shadow would have gained, had they been verified, and by how much that would have slowed
-        down their step. choice_s: what it takes to decide anew, if they would have gained."""
+        down their step. choice_s: what the new choice takes that follows a gain."""
         if gained_s > more_s:
             self.num_vain = 0
             self._debt.add(choice_s)

@@ -13,8 +13,8 @@ MOST_AWAITED = 8
 class Unlearned:
     """Keeps drafts until `Survival` learns from all of them at once, and the requests that have ended since then.
 
-    Attributes: past, the drafts that can be learned from. waiting, those with shadows, as long as the text that shows
-    which of their draft tokens are right is too short. ended, {id: request} of those that have ended.
+    Attributes: past, the drafts to learn from. waiting, drafts in shadow whose requests have not emitted enough tokens
+    yet. ended, {id: request} of those that have ended.
     """
 
     def __init__(self, survival: Survival) -> None:
@@ -41,16 +41,16 @@ class Unlearned:
         return is_last
 
     def settle(self) -> list[tuple[Draft, int]]:
-        """Wait no longer for those whose text is long enough now. Return them, and how many of their draft tokens would
-        have been accepted."""
+        """Move drafts in shadow to `past` if their requests have emitted enough tokens or ended. Return them, and how
+        many draft tokens of each would have been accepted."""
         known = [each for each in self.waiting if not self._num_awaited(each)]
         self.waiting = [each for each in self.waiting if each not in known]
         self.past += known
         return [(each.draft, self._survival.num_accepted(each)) for each in known]
 
     def learn(self) -> None:
-        """Learn from `past`, and free the rows of the requests that have ended. Call `settle` first: no text follows of
-        these."""
+        """Learn from `past`, and free the rows of the requests that have ended. Call `settle` first: nothing could
+        be learned later of a draft that waits for an ended request."""
         past, self.past = self.past, []  # first: an interrupt must not make the drafts count twice
         if past:
             self._survival.learn(past)

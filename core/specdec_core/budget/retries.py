@@ -85,14 +85,13 @@ class Retries:
     def choose(
         self, ids: Sequence[str], limits: Sequence[int], numbers: list[int], *, has_shadows: bool = False
     ) -> list[int]:
-        """Return the numbers of draft tokens together with those of requests that are tried again, if it is time. Not
-        all at once: what some show tells of the others, too.
+        """Return the numbers of draft tokens together with those of requests that are tried again, now that a retry is
+        due. Not all at once: what some show tells of the others, too.
 
-        ids, limits: of the requests, and the most draft tokens of each. numbers: of draft tokens; 0: it is off.
+        ids, limits: of the requests, and the most draft tokens of each. numbers: of draft tokens; 0: it is off, as at
+            least one is.
         has_shadows: whether drafting takes so little time that all of these draft in shadow.
         """
-        if all(numbers) or not self.is_due:
-            return numbers
         off = [i for i, number in enumerate(numbers) if not number]
         first = self._next % len(off)
         off = off[first:] + off[:first]

@@ -17,15 +17,14 @@ from contextlib import ExitStack
 from itertools import chain, islice, product
 from pathlib import Path
 from statistics import fmean, median
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from default_settings import METHODS, texts_of
-from inflate import inflate
+from inflate import deeper
 from interleaved import Timed, run_interleaved
 from measuring import RESULTS, command, machine, write
 
-from specdec_core import LLM, resolve_model
+from specdec_core import LLM
 
 FIRST, SECOND = "suffix", "eagle3"
 BOTH, PLAIN, MIX = "both", "plain", "mix"
@@ -72,11 +71,7 @@ def main() -> None:
     record: dict[str, Any] = {"command": command("combined.py"), "machine": machine(), "rows": []}
     record |= {"methods": [FIRST, SECOND], "num_speculative_tokens": NUM_FIXED, "max_tokens": args.max_tokens}
     record["times"] = args.times
-    with TemporaryDirectory() as folder:
-        model = args.model
-        if args.times > 1:
-            inflate(Path(resolve_model(model)), Path(folder) / "deep", args.times)
-            model = str(Path(folder) / "deep")
+    with deeper(args.model, args.times) as model:
         if args.fixed_rounds:
             measure_all(record, args, model, is_fixed=True)
         measure_all(record, args, model, is_fixed=False)

@@ -2,11 +2,15 @@
 
     python benchmarks/default_settings.py [--only METHOD]     # writes benchmarks/results/default_settings.json
     python benchmarks/default_settings.py --resume            # measures the cells that this file does not have yet
+    python benchmarks/default_settings.py --times 3 --out benchmarks/results/default_settings_deep.json
 
 Each cell is a method, a kind of prompt, a temperature and a batch size. In each round, the same prompts are decoded
 plainly and with the method, in turn, some tokens at a time (interleaved.py). A cell's figure is the median of the
 ratios of tokens per second, with a 95 % confidence interval of their geometric mean. The cells with the lowest medians
 are repeated with more rounds, which count instead of the first ones.
+
+--times gives the target that many times as many layers, and the same logits (inflate.py): drafting then costs as little
+as beside a larger model.
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ from typing import Any
 
 import heldout
 from budget_tables import final_rows
+from inflate import deeper
 from interleaved import run_interleaved
 from measuring import RESULTS, command, machine, write
 from prompts import edit_prompts
@@ -130,6 +135,7 @@ def overall(record: dict[str, Any]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
+    parser.add_argument("--times", type=int, default=1)
     parser.add_argument("--only", nargs="+", default=[*METHODS, *MORE_METHODS], metavar="METHOD")
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--rounds", type=int, choices=STUDENT, default=5)
@@ -139,15 +145,15 @@ def main() -> None:
     parser.add_argument("--resume", action="store_true", help="keep the cells of --out, which the same engine measured")
     args = parser.parse_args()
     record: dict[str, Any] = {"command": command("default_settings.py"), "machine": machine(), "rows": []}
-    record |= {"max_tokens": args.max_tokens, "options": args.options, "repeated": []}
+    record |= {"max_tokens": args.max_tokens, "times": args.times, "options": args.options, "repeated": []}
     if args.resume:
         record = json.loads(args.out.read_text()) | {"repeated": []}
-    with LLM(args.model, disable_log_stats=True) as plain:
+    with deeper(args.model, args.times) as model, LLM(model, disable_log_stats=True) as plain:
 
         def measure(cells: list[dict[str, Any]], rounds: int, add: Callable[[dict[str, Any]], None]) -> None:
             for method in dict.fromkeys(cell["method"] for cell in cells):
                 config = {"method": method, **(METHODS | MORE_METHODS)[method], **args.options}
-                with LLM(args.model, speculative_config=config, disable_log_stats=True) as llm:
+                with LLM(model, speculative_config=config, disable_log_stats=True) as llm:
                     for cell in cells:
                         if cell["method"] == method:
                             row = measure_cell(plain, llm, cell, args.max_tokens, rounds)

@@ -22,8 +22,10 @@ import argparse
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -43,6 +45,18 @@ SHAPES = {
     "8B": (4, Widths(hidden=16, intermediate=14, kv_heads=8, inner=16)),
 }
 """How many times as deep and as wide the embedded model is in the shape of a larger one."""
+
+
+@contextmanager
+def deeper(model: str, times: int) -> Iterator[str]:
+    """The name of the model; or, if `times` is more than 1, of a copy in a temporary folder that is so many times as
+    deep."""
+    if times == 1:
+        yield model
+        return
+    with TemporaryDirectory() as folder:
+        inflate(Path(resolve_model(model)), Path(folder) / "deep", times)
+        yield str(Path(folder) / "deep")
 
 
 def inflate(

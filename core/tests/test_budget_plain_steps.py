@@ -49,6 +49,15 @@ def test_steps_in_which_nothing_was_found_make_plain_ones_no_dearer() -> None:
     assert curve.empty_s == pytest.approx(0, abs=1e-9), "less than a plain step"
 
 
+def test_the_noise_of_the_machine_is_not_what_drafting_in_vain_costs() -> None:
+    """Every other step is interrupted. Each takes 0.1 longer after a proposer was asked in vain."""
+    curve = CostCurve({1: 1.0, 9: 1.8}, 16)
+    for step in range(3 * NUM_BETWEEN):
+        late_s = 0.6 * (step % 4 > 1)
+        curve.add(1, 1, 1.0 + late_s) if step % 2 else curve.add_empty(1, 1.1 + late_s)
+    assert curve.empty_s == pytest.approx(0.1)
+
+
 def test_steps_in_which_nothing_was_found_show_what_plain_ones_take_at_most() -> None:
     """While drafting goes on, plain steps are rarely measured."""
     curve = CostCurve({1: 1.0, 64: 1.6}, 64)

@@ -145,8 +145,9 @@ class CostCurve:
 
     @property
     def empty_s(self) -> float:
-        """By how many seconds a step's forward pass is slower after a proposer was asked in vain."""
-        return max(0.0, self._empty.mean(self._num_steps) or 0.0)
+        """By how many seconds a step's forward pass is slower after a proposer was asked in vain. A first quartile, as
+        of plain steps: a mean would count the noise of the machine, too."""
+        return max(0.0, self._empty.quick(self._num_steps) or 0.0)
 
     def at(self, num_requests: int, num_tokens: int | None = None) -> float:
         """The seconds of a step with so many tokens; None: of a plain one. Several proposers' drafts may come to more

@@ -148,6 +148,8 @@ def main() -> None:
     record |= {"max_tokens": args.max_tokens, "times": args.times, "options": args.options, "repeated": []}
     if args.resume:
         record = json.loads(args.out.read_text()) | {"repeated": []}
+        if (times := record.get("times", 1)) != args.times:
+            parser.error(f"the target of {args.out} is {times} times as deep: pass --times {times}, or another --out")
     with deeper(args.model, args.times) as model, LLM(model, disable_log_stats=True) as plain:
 
         def measure(cells: list[dict[str, Any]], rounds: int, add: Callable[[dict[str, Any]], None]) -> None:
